@@ -1,0 +1,114 @@
+"""What a compile system must be able to do, whoever asks for the kernel.
+
+A compiler turns a *traced* request into jobs, says how a job is compiled, checks the result and makes it
+visible in the engine's cache. It knows its cache layout; nobody else does. It never decides when something
+is compiled and never starts a process itself: the job pool runs the `Command` it returns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from prefetchd.targets import Target
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One variant to compile. `key` is the library's own cache key; `payload` only its compiler can read."""
+
+    compiler: str
+    key: str
+    payload: bytes
+    # Expected CPU seconds, only to order the queue (longest first); a bad guess costs balance, not correctness.
+    cost: float = 1.0
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job runner executes: argument vector, complete environment, working directory."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    directory: Path
+
+
+class EntryState(StrEnum):
+    """What a cache holds under a key, judged on disk."""
+
+    MISSING = "missing"
+    PUBLISHED = "published"
+    # Present but unusable: an engine that loads it fails. It is quarantined, never left.
+    CORRUPT = "corrupt"
+
+
+class CompilerUnavailable(Exception):
+    """This machine cannot compile or trace for this compiler; the text says what is missing and the fix."""
+
+
+class ArtifactInvalid(Exception):
+    """A finished job's output is not what an engine may load; the text names the file and what is wrong."""
+
+
+class Capture(Protocol):
+    """What a trace has collected so far."""
+
+    def jobs(self) -> list[Job]:
+        """Every variant the traced calls asked for, each once, in the order of first use."""
+        ...
+
+
+class Compiler(ABC):
+    """One compile system for one target. Methods named below raise only what they say."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def fingerprint(self) -> Mapping[str, str]:
+        """Everything beside the request that enters a key: tool texts, versions, paths, variables, target."""
+
+    @abstractmethod
+    def cache_root(self) -> Path:
+        """The absolute directory the engine's library will look in first and write to."""
+
+    @abstractmethod
+    def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
+        """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory of ours.
+
+        Entered in a process that has not used the library yet. Raises `CompilerUnavailable`.
+        """
+
+    @abstractmethod
+    def forbid(self, scratch: Path) -> AbstractContextManager[Capture]:
+        """Within it, the library uses the engine's cache as it is, and a compile fails the call that wants it.
+
+        The capture's jobs are the misses. Nothing is written into the engine's cache.
+        """
+
+    @abstractmethod
+    def compile(self, job: Job, staging: Path) -> Command:
+        """Writes the job's inputs into `staging` (empty, private) and says what to run there."""
+
+    @abstractmethod
+    def verify(self, job: Job, staging: Path) -> None:
+        """Raises `ArtifactInvalid` unless `staging` now holds a complete artifact for this target."""
+
+    @abstractmethod
+    def state(self, key: str, root: Path) -> EntryState:
+        """What `root` holds under `key` (for this target), judged by the files, never by a record of ours."""
+
+    @abstractmethod
+    def publish(self, job: Job, staging: Path, root: Path) -> bool:
+        """Makes a verified artifact visible under `root` in one atomic step; False if the engine had it already.
+
+        Raises `OSError` (full disk, read-only); nothing partial is ever visible.
+        """
+
+
+def target_architecture(target: Target) -> str:
+    """The architecture text of nvcc for a target, such as `sm_90`."""
+    return f"sm_{target.capability}"

@@ -1,0 +1,65 @@
+"""Builds the C parts at install: the null device's two libraries and the job runner.
+
+Only a C compiler is needed (gcc or clang, `CC` if set), no CUDA header. The results lie beside their
+Python modules, in a wheel as in an editable install.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent
+NULL_DEVICE = Path("prefetchd/null_device")
+WARNINGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
+SHARED = ["-fPIC", "-shared", "-pthread"]
+
+# output, sources, flags before the sources, libraries after them
+NATIVE: list[tuple[Path, list[str], list[str], list[str]]] = [
+    (
+        NULL_DEVICE / "lib/libcuda.so.1",
+        ["prefetchd/null_device/csrc/cuda/*.c"],
+        [*SHARED, "-Wl,-soname,libcuda.so.1"],
+        ["-ldl"],
+    ),
+    (
+        NULL_DEVICE / "lib/libnvidia-ml.so.1",
+        ["prefetchd/null_device/csrc/nvml/*.c"],
+        [*SHARED, "-Wl,-soname,libnvidia-ml.so.1"],
+        ["-ldl"],
+    ),
+    (Path("prefetchd/job_runner/job_runner"), ["prefetchd/job_runner/*.c"], [], []),
+]
+
+
+class BuildNative(build_ext):
+    """Compiles the three objects with the system compiler; setuptools' own rules are for Python extensions."""
+
+    def run(self) -> None:
+        compiler = os.environ.get("CC", "cc")
+        base = ROOT if self.editable_mode or self.inplace else Path(self.build_lib)
+        for output, patterns, flags, libraries in NATIVE:
+            sources = sorted(str(path) for pattern in patterns for path in ROOT.glob(pattern))
+            target = base / output
+            target.parent.mkdir(parents=True, exist_ok=True)
+            command = [compiler, *WARNINGS, *flags, "-o", str(target), *sources, *libraries]
+            subprocess.run(command, check=True, cwd=ROOT)
+
+    def get_outputs(self) -> list[str]:
+        return [str(Path(self.build_lib) / output) for output, *_ in NATIVE]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        files = [path for _, patterns, *_ in NATIVE for pattern in patterns for path in ROOT.glob(pattern)]
+        headers = [path for folder in ("null_device/csrc", "job_runner") for path in (ROOT / "prefetchd" / folder).rglob("*.h")]
+        return [str(path.relative_to(ROOT)) for path in [*files, *headers]]
+
+
+# The named extension makes the wheel a platform wheel and calls build_ext; its file is never built.
+setup(ext_modules=[Extension("prefetchd._native", sources=[])], cmdclass={"build_ext": BuildNative})

@@ -1,1 +1,22 @@
 """How kernels are compiled and cached, one module a compile system. Cache layouts are known here only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from prefetchd.compilers.base import Compiler
+from prefetchd.targets import Target
+
+# Imported by name, so that a machine without Triton can still use DeepGEMM.
+_CLASSES = {"deep_jit": ("prefetchd.compilers.deep_jit", "DeepJit")}
+
+
+def load_compiler(name: str, target: Target, environment: Mapping[str, str]) -> Compiler:
+    """The compiler of that name for a target and the engine's environment.
+
+    Raises `KeyError` for an unknown name and `CompilerUnavailable` when this machine lacks what it needs.
+    """
+    module, attribute = _CLASSES[name]
+    compiler: Compiler = getattr(import_module(module), attribute)(target, environment)
+    return compiler

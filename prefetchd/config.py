@@ -1,0 +1,103 @@
+"""Every setting: its TOML key, its `PREFETCHD_*` variable, its default and its meaning. Nowhere else.
+
+A setting comes from the environment, else from the TOML file, else from its default; all of them work
+unset. The file is `$PREFETCHD_CONFIG`, else `prefetchd/prefetchd.toml` in the user's configuration
+directory if it is there. A key this version does not know is an error with the nearest known one, because a
+misspelt limit that is ignored in silence is found in production.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+PREFIX = "PREFETCHD_"
+CONFIG_VARIABLE = "PREFETCHD_CONFIG"
+
+# Variables prefetchd sets for the processes it starts; a user never sets them.
+NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
+NULL_TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"  # the target's fields, read by the shim
+NULL_INTEGER_OPS_VARIABLE = "PREFETCHD_NULL_INTEGER_OPS"  # "1": small integer operators are computed
+NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file (or "stderr") that gets the unanswered entry points at exit
+STAND_IN_MODE_VARIABLE = "PREFETCHD_STAND_IN"  # "capture" or "forbid", read by the nvcc stand-in
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Niceness = Annotated[int, msgspec.Meta(ge=0, le=19)]
+
+
+class ConfigError(ValueError):
+    """A setting cannot be used; the text names where it came from, its value and the fix."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The effective settings. The variable of a field is `PREFETCHD_` and its name in capitals."""
+
+    # The device to compile for: a preset, a TOML file; unset, the real device is asked.
+    target: str | None = None
+    # The largest batch the scheduler may build, in tokens.
+    max_tokens: Positive = 8192
+    # Compile processes at a time; 0 means what cgroup and affinity really allow.
+    jobs: NotNegative = 0
+    # nvcc takes 2-15 s for one kernel (docs/architecture.md); ten minutes means it hangs.
+    job_timeout_s: Seconds = 600.0
+    # Address space of one compile. nvcc's cicc needs up to 2 GB for the largest tile; far more is a runaway.
+    job_memory_mb: Positive = 16384
+    # Compiles give way to whatever serves requests on this machine.
+    job_nice: Niceness = 10
+    # The nvcc to run; unset: DG_JIT_NVCC_COMPILER, CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda in this order.
+    real_nvcc: str | None = None
+    # A traced sweep that has not ended by then hangs in the library.
+    trace_timeout_s: Seconds = 300.0
+
+
+def load_settings(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+    """The settings from environment, file and defaults. Raises `ConfigError`."""
+    environment = os.environ if environment is None else environment
+    path = file or _default_file(environment)
+    values: dict[str, Any] = _read_file(path) if path else {}
+    for field in Settings.__struct_fields__:
+        text = environment.get(PREFIX + field.upper())
+        if text:
+            values[field] = _converted(field, text, f"variable {PREFIX}{field.upper()}")
+    return msgspec.convert(values, Settings)
+
+
+def _default_file(environment: Mapping[str, str]) -> Path | None:
+    named = environment.get(CONFIG_VARIABLE)
+    if named:
+        return Path(named)
+    base = environment.get("XDG_CONFIG_HOME") or (environment.get("HOME", "") and environment["HOME"] + "/.config")
+    candidate = Path(base) / "prefetchd" / "prefetchd.toml" if base else None
+    return candidate if candidate and candidate.is_file() else None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"settings file {path}: {error.strerror}; correct {CONFIG_VARIABLE} or unset it") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"settings file {path}: not TOML: {error}") from error
+    for key in table:
+        if key not in Settings.__struct_fields__:
+            close = difflib.get_close_matches(key, Settings.__struct_fields__, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(Settings.__struct_fields__)}"
+            raise ConfigError(f"settings file {path}: unknown key {key!r}{hint}")
+        table[key] = _converted(key, table[key], f"settings file {path}: key {key!r}")
+    return table
+
+
+def _converted(field: str, value: object, where: str) -> Any:
+    (info,) = (f for f in msgspec.structs.fields(Settings) if f.name == field)
+    try:
+        return msgspec.convert(value, info.type, strict=not isinstance(value, str))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where} = {value!r}: {error}") from error

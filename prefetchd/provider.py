@@ -15,7 +15,7 @@ from typing import ClassVar
 import msgspec
 
 from prefetchd.profiles import Profile
-from prefetchd.protocol import Batch, Request
+from prefetchd.protocol import Batch, Request, Sweep, sweeps
 from prefetchd.targets import Target
 
 PROVIDER_GROUP = "prefetchd.providers"
@@ -50,6 +50,10 @@ class Provider(ABC):
     @abstractmethod
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """Every request the profile can cause within the limits. Raises `ValueError` naming a site it cannot serve."""
+
+    def universe_sweeps(self, profile: Profile, limits: Limits) -> Iterable[Sweep]:
+        """The same universe as sweeps, which a family of many shapes names directly. Raises as `universe`."""
+        return sweeps(self.universe(profile, limits))
 
     @abstractmethod
     def warm_up(self) -> None:

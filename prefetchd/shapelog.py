@@ -27,10 +27,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One variant, first seen. `seconds` is the engine's own compile time, 0 for a disk hit."""
 
     compiler: str
-    # The library's own cache key, and sha256 of (source, flags without paths, nvcc's version text) where known.
+    # The library's own cache key.
     key: str
     fingerprint: str
     version: int = RECORD_VERSION
+    # sha256 of (source, flags without paths, nvcc's version text), for compiles seen without their key.
     job_digest: str = ""
     cause: Cause = "unplanned"
     seconds: float = 0.0

@@ -1,0 +1,43 @@
+# The two commands of the README: `make demo` and `make test`. `make env` is the only installer.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := $(wildcard prefetchd/null_device/csrc/*.h prefetchd/null_device/csrc/*/* prefetchd/job_runner/*.c)
+# DeepGEMM's older cache line, beside the newer one in the environment; tests reach it by PYTHONPATH.
+OLD_LINE := .lines/deep_gemm-0.1.7
+DEMO_CACHE := $(CURDIR)/build/demo-cache
+
+.PHONY: env demo test lint test-slow clean
+
+env: $(VENV)/.installed $(OLD_LINE)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deep-gemm,triton,dev]'
+	# fla-core's metadata wants transformers; its kernels need only these two.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt fla-core einops
+	touch $@
+
+$(OLD_LINE)/.installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OLD_LINE) \
+	    sgl-deep-gemm==0.1.7 apache-tvm-ffi==0.1.11
+	touch $@
+
+demo: env
+	DG_JIT_CACHE_DIR=$(DEMO_CACHE) $(BIN)/prefetchd warm --target h200 --provider deep_gemm \
+	    --model examples/models/deepseek-v3.json --tp 8 --max-tokens 64
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: env lint
+	$(BIN)/pytest -m "not slow" $(PYTEST)
+
+test-slow: env
+	$(BIN)/pytest -m slow $(PYTEST)
+
+clean:
+	rm -rf build dist *.egg-info

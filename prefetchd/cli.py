@@ -1,0 +1,222 @@
+"""The command line. Thin: each command reads its options, calls one module and turns the result into text.
+
+Exit status: 0 done (for `warm`: all covered), 1 done but not all covered or not all right, 2 the command
+could not run as asked (the text on standard error says what to change), 130 interrupted. `null` ends with
+the status of the program it ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec
+
+import click
+import msgspec
+from rich.console import Console
+
+from prefetchd import __version__
+from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.config import ConfigError, Settings, load_settings
+from prefetchd.coverage import Coverage
+from prefetchd.doctor import examine, render
+from prefetchd.null_device.guard import NullDeviceBroken
+from prefetchd.null_device.launcher import run_on_null_device
+from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
+from prefetchd.progress import Live, Plain, Progress, Silent
+from prefetchd.provider import Provider, UnknownProvider, load_providers
+from prefetchd.store import StoreUnwritable
+from prefetchd.targets import Target, TargetError, load_target, preset_names, probe_target
+from prefetchd.tracer import HelperFailed
+from prefetchd.warm import WarmPlan, uncovered_lines, warm
+
+# What a person reads at the end; the whole list is in --json.
+SHOWN_PROBLEMS = 10
+
+# Each of these says in its text what was wrong and what to do; a traceback would only hide it.
+EXPECTED = (
+    CompilerUnavailable,
+    ConfigError,
+    HelperFailed,
+    NullDeviceBroken,
+    ProfileError,
+    StoreUnwritable,
+    TargetError,
+    UnknownProvider,
+)
+
+Parameters = ParamSpec("Parameters")
+
+
+def _plain_errors(command: Callable[Parameters, int]) -> Callable[Parameters, None]:
+    """Turns expected errors into one line and status 2, an interrupt into status 130."""
+
+    @wraps(command)
+    def wrapped(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
+        try:
+            status = command(*arguments, **options)
+        except EXPECTED as error:
+            click.echo(f"prefetchd: {error}", err=True)
+            status = 2
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            click.echo("prefetchd: interrupted; what is published stays", err=True)
+            status = 130
+        sys.exit(status)
+
+    return wrapped
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="prefetchd")
+def main() -> None:
+    """Compiles the kernels an LLM serving engine will launch before it launches them, without a GPU."""
+
+
+@main.command("warm")
+@click.option("--target", help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.")
+@click.option("--model", type=click.Path(path_type=Path, exists=True), help="A model's config.json, or the directory that holds it.")
+@click.option("--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model.")
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size.")
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert parallel size.")
+@click.option("--dp", type=click.IntRange(1), default=1, show_default=True, help="Data parallel size.")
+@click.option("--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs.")
+@click.option("--context-tokens", type=click.IntRange(1), help="Tokens of cached context one MLA prefill step may expand.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Largest batch of the scheduler, in tokens. Default: 8192.")
+@click.option("--provider", "providers", multiple=True, help="Kernel family; may be repeated. Default: all installed.")
+@click.option("--jobs", type=click.IntRange(0), help="Compile processes at a time. Default: what cgroup and affinity allow.")
+@click.option("--dry-run", is_flag=True, help="Trace and count the variants, compile nothing.")
+@click.option("--write-profile", type=click.Path(path_type=Path), help="Write the model's profile there and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@_plain_errors
+def warm_command(
+    target: str | None,
+    model: Path | None,
+    profile: Path | None,
+    tp: int,
+    ep: int,
+    dp: int,
+    quantization: str | None,
+    context_tokens: int | None,
+    max_tokens: int | None,
+    providers: tuple[str, ...],
+    jobs: int | None,
+    dry_run: bool,
+    write_profile: Path | None,
+    as_json: bool,
+) -> int:
+    """Trace everything a model can launch, compile what the cache lacks, and prove that nothing is missing."""
+    settings = _overridden(load_settings(), max_tokens=max_tokens, jobs=jobs)
+    sites = _profile(model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens)
+    if write_profile is not None:
+        _write_profile(sites, write_profile)
+        return 0
+    name, device = _target(target or settings.target)
+    plan = WarmPlan(
+        target_name=name, target=device, profile=sites, max_tokens=settings.max_tokens, dry_run=dry_run
+    )
+    coverage = asyncio.run(_warm(plan, load_providers(providers), settings, _progress(as_json)))
+    if as_json:
+        click.echo(msgspec.json.encode(coverage))
+    else:
+        _show(coverage)
+    return 0 if coverage.complete else 1
+
+
+@main.command("null", context_settings={"ignore_unknown_options": True})
+@click.option("--target", help="Device that seems to be there. Default: this machine's GPU.")
+@click.option("--integer-ops", is_flag=True, help="Compute small integer operators for real.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@_plain_errors
+def null_command(target: str | None, integer_ops: bool, command: tuple[str, ...]) -> int:
+    """Run any program on the null device: prefetchd null --target h200 -- python script.py."""
+    _, device = _target(target or load_settings().target)
+    run_on_null_device(device, command, integer_ops=integer_ops)
+
+
+@main.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@_plain_errors
+def doctor_command(as_json: bool) -> int:
+    """Check each thing that must be right on this machine, with what was found and what to do."""
+    findings = examine(os.environ)
+    if as_json:
+        click.echo(msgspec.json.encode({"ok": findings.ok, "checks": findings.checks}))
+    else:
+        render(findings, Console())
+    return 0 if findings.ok else 1
+
+
+async def _warm(
+    plan: WarmPlan, providers: dict[str, Provider], settings: Settings, progress: Progress
+) -> Coverage:
+    task = asyncio.current_task()
+    assert task is not None
+    # Ctrl-C is asyncio.run's own; a supervisor's SIGTERM must end as cleanly.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await warm(plan, providers, settings, os.environ, progress)
+
+
+def _overridden(settings: Settings, **values: int | None) -> Settings:
+    return msgspec.structs.replace(settings, **{name: value for name, value in values.items() if value is not None})
+
+
+def _profile(
+    model: Path | None,
+    profile: Path | None,
+    *,
+    tp: int,
+    ep: int,
+    dp: int,
+    quantization: str | None,
+    context_tokens: int | None,
+) -> Profile:
+    if (model is None) == (profile is None):
+        raise click.UsageError("give one of --model config.json and --profile FILE.profile.toml")
+    if profile is not None:
+        return read_profile(profile)
+    assert model is not None
+    return profile_from_config(model, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens)
+
+
+def _write_profile(profile: Profile, path: Path) -> None:
+    write_profile(profile, path)
+    click.echo(f"wrote {path}: {len(profile.gemms)} GEMM sites", err=True)
+
+
+def _target(name: str | None) -> tuple[str, Target]:
+    if name is not None:
+        return name, load_target(name)
+    try:
+        target = probe_target()
+    except TargetError as error:
+        raise TargetError(f"no --target given and no GPU to ask: {error}; name one of {', '.join(preset_names())}") from error
+    return target.name, target
+
+
+def _progress(as_json: bool) -> Progress:
+    if as_json:
+        return Silent()
+    console = Console(stderr=True)
+    return Live(console) if console.is_terminal else Plain(sys.stderr)
+
+
+def _show(coverage: Coverage) -> None:
+    for name, provider in coverage.providers.items():
+        done = "would compile" if coverage.dry_run else "compiled"
+        count = provider.variants - provider.hits if coverage.dry_run else provider.compiled
+        click.echo(
+            f"{name}: {provider.requests} requests, {provider.variants} variants: {provider.hits} in the cache, "
+            f"{done} {count}, failed {provider.failed}; {provider.uncovered} requests not covered"
+        )
+    for path in coverage.quarantined:
+        click.echo(f"quarantined a corrupt entry: {path}")
+    lines = list(uncovered_lines(coverage))
+    for line in lines[:SHOWN_PROBLEMS]:
+        click.echo(line)
+    if len(lines) > SHOWN_PROBLEMS:
+        click.echo(f"... and {len(lines) - SHOWN_PROBLEMS} more; --json lists all")

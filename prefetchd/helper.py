@@ -1,0 +1,142 @@
+"""The helper: a CPU-only process on the null device that traces requests and compiles nothing itself.
+
+It imports each provider's library once and then never uses it: every trace runs in a child forked from this
+warm parent (`trace_child.py`), because a library's in-memory cache would hide every key after its first use.
+So what a child captures is the complete key set of its sweep, a crash costs one request, and memory
+returns. The helper ends when its parent ends, and refuses to work where a real driver could be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import zmq
+
+from prefetchd.compilers import load_compiler
+from prefetchd.compilers.base import Compiler, CompilerUnavailable
+from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
+from prefetchd.parent_death import end_with_parent
+from prefetchd.protocol import decode_sweeps
+from prefetchd.provider import Provider, Unavailable, UnknownProvider, load_providers
+from prefetchd.store import Staging
+from prefetchd.trace import MAX_FRAME_BYTES, Failure, Hello, Order, Ready, Refused, Report, Start, encode, to_helper
+from prefetchd.trace_child import Trace, TraceChild
+
+# How long a poll may sleep while traces run: only deadlines depend on it, results wake it.
+POLL_MS = 200
+
+
+class Helper:
+    """Takes orders from a DEALER socket, keeps at most `parallel` trace children, sends one report an order."""
+
+    def __init__(self, socket: zmq.Socket[bytes], start: Start, scratch: Path) -> None:
+        self._socket = socket
+        self._start = start
+        self._scratch = scratch
+        self._providers: dict[str, Provider] = {}
+        self._compilers: dict[str, Compiler] = {}
+        self._unavailable: dict[str, str] = {}
+        self._waiting: deque[Order] = deque()
+        self._running: dict[int, TraceChild] = {}
+
+    def prepare(self) -> Ready:
+        """Imports the providers' libraries. A provider that cannot run is named in the answer, not fatal."""
+        for name in self._start.providers:
+            try:
+                (provider,) = load_providers([name]).values()
+                provider.warm_up()
+                for compiler in provider.compilers:
+                    if compiler not in self._compilers:
+                        self._compilers[compiler] = load_compiler(compiler, self._start.target, os.environ)
+                self._providers[name] = provider
+            except (Unavailable, UnknownProvider, CompilerUnavailable, ValueError) as error:
+                self._unavailable[name] = str(error)
+        require_null_device()
+        fingerprints = {name: dict(compiler.fingerprint()) for name, compiler in self._compilers.items()}
+        return Ready(pid=os.getpid(), unavailable=self._unavailable, fingerprints=fingerprints)
+
+    def serve(self) -> None:
+        """Runs until the socket's peer ends this process; never returns a pending order unanswered."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        while True:
+            ready = dict(poller.poll(POLL_MS if self._running else None))
+            if self._socket in ready:
+                message = to_helper.decode(self._socket.recv())
+                if isinstance(message, Order):
+                    self._waiting.append(message)
+            for child in [child for fd, child in self._running.items() if fd in ready or child.expired(time.monotonic())]:
+                poller.unregister(child.fd)
+                del self._running[child.fd]
+                report = child.finish()
+                if report is None:
+                    child.go_on()
+                    self._track(child, poller)
+                else:
+                    self._send(report)
+            while self._waiting and len(self._running) < self._start.parallel:
+                self._begin(self._waiting.popleft(), poller)
+
+    def _begin(self, order: Order, poller: zmq.Poller) -> None:
+        try:
+            (sweep,) = decode_sweeps(order.sweep)
+        except ValueError as error:
+            self._refuse(order, Failure(request=f"order {order.id}", kind="error", text=str(error)))
+            return
+        provider = self._providers.get(order.provider)
+        if provider is None:
+            why = self._unavailable.get(order.provider, f"provider {order.provider!r} was not started here")
+            self._refuse(order, Failure(request=sweep.label(), kind="unavailable", text=why, requests=len(sweep)))
+            return
+        compilers = [self._compilers[name] for name in provider.compilers]
+        trace = Trace(order.id, order.mode, sweep, provider, compilers, self._scratch / f"trace-{order.id}")
+        self._track(TraceChild(trace, self._start.timeout_s), poller)
+
+    def _refuse(self, order: Order, failure: Failure) -> None:
+        self._send(Report(id=order.id, seconds=0.0, failures=(failure,)))
+
+    def _track(self, child: TraceChild, poller: zmq.Poller) -> None:
+        self._running[child.fd] = child
+        poller.register(child.fd, zmq.POLLIN)
+
+    def _send(self, report: Report) -> None:
+        self._socket.send(encode(report))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """`python -m prefetchd.helper --endpoint ipc://... --parent PID`; exits 1 after saying why it refused."""
+    parser = argparse.ArgumentParser(prog="prefetchd.helper")
+    parser.add_argument("--endpoint", required=True)
+    parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--scratch", required=True)
+    arguments = parser.parse_args(argv)
+    end_with_parent(arguments.parent)
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.LINGER, 5000)
+    socket.connect(arguments.endpoint)
+    socket.send(encode(Hello(pid=os.getpid())))
+    start = to_helper.decode(socket.recv())
+    if not isinstance(start, Start):
+        return 1
+    try:
+        require_null_device()
+        with Staging(arguments.scratch) as staging:
+            helper = Helper(socket, start, staging.path)
+            socket.send(encode(helper.prepare()))
+            helper.serve()
+    except NullDeviceBroken as error:
+        socket.send(encode(Refused(text=str(error))))
+        context.term()
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

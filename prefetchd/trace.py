@@ -1,0 +1,93 @@
+"""The messages between whoever wants requests traced and the helper that traces them.
+
+An order names one sweep and how to run it; its report says which jobs it takes and which requests failed,
+each failure with its kind. A report always comes: a crash, a hang or a lost helper becomes a failure in it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from prefetchd.compilers.base import Job
+from prefetchd.protocol import PROTOCOL_VERSION
+from prefetchd.targets import Target
+
+# Larger than any report of a sweep over 100,000 shapes with all its kernel sources (about 1 MB); a frame
+# beyond it is not ours.
+MAX_FRAME_BYTES = 64 << 20
+
+Mode = Literal["capture", "forbid"]
+
+# unavailable: the library has no such entry point. error: it raised. crash: it took the process with it.
+# hang: it did not return in time. miss: compiling was forbidden and it wanted to.
+FailureKind = Literal["unavailable", "error", "crash", "hang", "miss"]
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a sweep that did not run. `requests` counts those it stands for (all after a give-up)."""
+
+    request: str
+    kind: FailureKind
+    text: str
+    requests: int = 1
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """A helper's first message: it is there, and which protocol it speaks."""
+
+    pid: int
+    protocol: int = PROTOCOL_VERSION
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """The answer to `Hello`: what the helper is for. `parallel` bounds the traces it runs at a time."""
+
+    target: Target
+    providers: tuple[str, ...]
+    parallel: int = 1
+    timeout_s: float = 300.0
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
+    """Trace this sweep: in capture mode compile nothing, in forbid mode use the engine's cache as it is.
+
+    `sweep` is one encoded sweep (`encode_sweeps`), which keeps ops that the helper's version does not know.
+    """
+
+    id: int
+    provider: str
+    mode: Mode
+    sweep: bytes
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The helper's answer to `Start`. `unavailable` holds each provider that cannot run here, and why."""
+
+    pid: int
+    unavailable: dict[str, str]
+    fingerprints: dict[str, dict[str, str]]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """The answer to an order. `seconds` is the sweep's own time, without the helper's start."""
+
+    id: int
+    seconds: float
+    jobs: tuple[Job, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The helper cannot work at all (no null device, no provider); it exits after this."""
+
+    text: str
+
+
+ToHelper = Start | Order
+FromHelper = Hello | Ready | Report | Refused
+
+to_helper = msgspec.msgpack.Decoder(ToHelper)
+from_helper = msgspec.msgpack.Decoder(FromHelper)
+encode = msgspec.msgpack.Encoder().encode

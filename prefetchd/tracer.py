@@ -1,0 +1,196 @@
+"""The near side of a helper: starts it on the null device, sends it orders, resolves every report.
+
+Whatever happens to the helper - it refuses, it is killed, it never answers - each waiting trace gets a
+report, with the reason as its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import zmq
+import zmq.asyncio
+
+from prefetchd.null_device import launcher
+from prefetchd.protocol import PROTOCOL_VERSION, Sweep, encode_sweeps
+from prefetchd.store import Staging
+from prefetchd.targets import Target
+from prefetchd.trace import (
+    MAX_FRAME_BYTES,
+    Failure,
+    Hello,
+    Mode,
+    Order,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    encode,
+    from_helper,
+)
+
+# Importing torch and a kernel library takes 3-6 s here, and ten times that from a cold network disk.
+START_TIMEOUT_S = 180.0
+# sockaddr_un holds 107 bytes; a longer TMPDIR cannot carry a socket.
+MAX_SOCKET_PATH = 107
+# A report sent just before the helper's end may still be on its way through the socket.
+DRAIN_S = 0.2
+
+
+class HelperFailed(Exception):
+    """The helper did not start or refused to work; the text is its own reason."""
+
+
+class Tracer:
+    """An async context: inside it a helper for `target` and `providers` is up, and `trace` may be called."""
+
+    def __init__(
+        self,
+        target: Target,
+        providers: tuple[str, ...],
+        environment: Mapping[str, str],
+        *,
+        parallel: int = 1,
+        timeout_s: float = 300.0,
+    ) -> None:
+        self._start = Start(target=target, providers=providers, parallel=parallel, timeout_s=timeout_s)
+        self._environment = environment
+        self._pending: dict[int, asyncio.Future[Report]] = {}
+        self._labels: dict[int, Sweep] = {}
+        self._next_id = 0
+        self.ready: Ready
+
+    async def __aenter__(self) -> Self:
+        environment = launcher.environment(self._start.target, self._environment, integer_ops=True)
+        launcher.verify(environment)
+        self._folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=_socket_parent()))
+        try:
+            await self._launch(environment)
+            self.ready = await self._handshake()
+        except BaseException:
+            await self._close()
+            raise
+        self._reader = asyncio.create_task(self._read())
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._reader.cancel()
+        self._watcher.cancel()
+        await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
+        await self._close()
+
+    async def trace(self, provider: str, sweep: Sweep, mode: Mode) -> Report:
+        """Runs one sweep. Raises nothing of its own: a lost helper is a failure in the report."""
+        order = Order(id=self._next_id, provider=provider, mode=mode, sweep=encode_sweeps([sweep]))
+        self._next_id += 1
+        future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        if self._watcher.done():
+            return _lost(order.id, sweep, "the helper has ended")
+        self._pending[order.id] = future
+        self._labels[order.id] = sweep
+        await self._socket.send_multipart([self._identity, encode(order)])
+        return await future
+
+    async def _launch(self, environment: dict[str, str]) -> None:
+        endpoint = f"ipc://{self._folder}/helper"
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.bind(endpoint)
+        self._identity = b"helper"
+        scratch = Path(tempfile.gettempdir()) / f"prefetchd-{os.getuid()}"
+        arguments = ["--endpoint", endpoint, "--parent", str(os.getpid()), "--scratch", str(scratch)]
+        self._log = (self._folder / "helper.log").open("wb")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "prefetchd.helper",
+            *arguments,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    async def _handshake(self) -> Ready:
+        hello = asyncio.create_task(self._greet())
+        ended = asyncio.create_task(self._process.wait())
+        done, _ = await asyncio.wait({hello, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        if hello in done:
+            ended.cancel()
+            return hello.result()
+        hello.cancel()
+        if ended in done:
+            raise HelperFailed(f"the helper ended with status {self._process.returncode} before it was ready: {self._tail()}")
+        raise HelperFailed(f"the helper was not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}")
+
+    async def _greet(self) -> Ready:
+        self._identity, frame = await self._socket.recv_multipart()
+        hello = from_helper.decode(frame)
+        if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
+            raise HelperFailed(f"the helper greeted with {hello}, not protocol {PROTOCOL_VERSION}; reinstall prefetchd")
+        await self._socket.send_multipart([self._identity, encode(self._start)])
+        _, frame = await self._socket.recv_multipart()
+        message = from_helper.decode(frame)
+        if isinstance(message, Refused):
+            raise HelperFailed(message.text)
+        if not isinstance(message, Ready):
+            raise HelperFailed(f"the helper answered {type(message).__name__} instead of Ready")
+        return message
+
+    async def _read(self) -> None:
+        while True:
+            _, frame = await self._socket.recv_multipart()
+            message = from_helper.decode(frame)
+            if isinstance(message, Report):
+                self._resolve(message)
+
+    async def _watch(self) -> None:
+        status = await self._process.wait()
+        await asyncio.sleep(DRAIN_S)
+        for id in list(self._pending):
+            self._resolve(_lost(id, self._labels[id], f"the helper ended with status {status}: {self._tail()}"))
+
+    def _resolve(self, report: Report) -> None:
+        future = self._pending.pop(report.id, None)
+        self._labels.pop(report.id, None)
+        if future is not None and not future.done():
+            future.set_result(report)
+
+    async def _close(self) -> None:
+        with contextlib.suppress(ProcessLookupError, AttributeError):
+            self._process.kill()
+            await self._process.wait()
+        self._socket.close()
+        self._context.term()
+        self._log.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _tail(self) -> str:
+        text = (self._folder / "helper.log").read_text(encoding="utf-8", errors="replace").strip()
+        return text[-2000:] or "it printed nothing"
+
+
+def _lost(id: int, sweep: Sweep, text: str) -> Report:
+    failure = Failure(request=sweep.label(), kind="crash", text=text, requests=len(sweep))
+    return Report(id=id, seconds=0.0, failures=(failure,))
+
+
+def _socket_parent() -> str | None:
+    """A directory whose socket paths fit; None takes the default, else the short one that every Linux has."""
+    return None if len(tempfile.gettempdir()) + len("/prefetchd-xxxxxxxx/helper") <= MAX_SOCKET_PATH else "/tmp"

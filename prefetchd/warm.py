@@ -1,0 +1,169 @@
+"""`prefetchd warm`: everything a model can launch, traced, compiled, published and proved, with no GPU.
+
+The order is the design: trace *all* shapes first (the library names its variants, nothing is compiled), look
+at the cache, compile what is missing, publish each as it gets ready, and at the end run every request again
+with compiling forbidden. Only what that last run serves from the cache counts as covered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from prefetchd.compilers import load_compiler
+from prefetchd.compilers.base import Compiler, EntryState, Job
+from prefetchd.config import Settings
+from prefetchd.cores import usable_cores
+from prefetchd.coverage import Coverage, Ledger
+from prefetchd.jobs import JobPool
+from prefetchd.pipeline import JobOutcome, Pipeline
+from prefetchd.profiles import Profile
+from prefetchd.progress import Progress
+from prefetchd.protocol import Sweep
+from prefetchd.provider import Limits, Provider
+from prefetchd.store import KeyLocks, Staging, quarantine
+from prefetchd.targets import Target
+from prefetchd.trace import Mode, Report
+from prefetchd.tracer import Tracer
+
+
+class WarmPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to warm: a model's profile on a target, through these providers."""
+
+    target_name: str
+    target: Target
+    profile: Profile
+    max_tokens: int
+    dry_run: bool = False
+
+
+class _Site(msgspec.Struct, frozen=True):
+    """One sweep and who asked for it."""
+
+    provider: str
+    sweep: Sweep
+
+
+async def warm(
+    plan: WarmPlan,
+    providers: Mapping[str, Provider],
+    settings: Settings,
+    environment: Mapping[str, str],
+    progress: Progress,
+) -> Coverage:
+    """Runs the whole warm-up. Raises `HelperFailed`, `CompilerUnavailable`, `StoreUnwritable`; else it returns.
+
+    Cancelling it ends every process it started and keeps what is published.
+    """
+    slots = settings.jobs or usable_cores()
+    ledger = Ledger(plan.target_name, plan.max_tokens, dry_run=plan.dry_run)
+    sites = _sites(plan, providers, ledger)
+    names = {name for provider in providers.values() for name in provider.compilers}
+    compilers = {name: load_compiler(name, plan.target, environment) for name in names}
+    tracer = Tracer(
+        plan.target, tuple(providers), environment, parallel=slots, timeout_s=settings.trace_timeout_s
+    )
+    async with tracer:
+        begun = time.perf_counter()
+        traced = await _trace_all(tracer, sites, "capture", progress)
+        for site, report in zip(sites, traced, strict=True):
+            ledger.traced(site.provider, site.sweep.label(), len(site.sweep), report)
+        ledger.coverage.trace_s = round(time.perf_counter() - begun, 3)
+        missing = _look_up(ledger, compilers, dry_run=plan.dry_run)
+        progress.found(ledger.coverage, len(missing))
+        if plan.dry_run:
+            return ledger.coverage
+        begun = time.perf_counter()
+        await _compile_all(missing, compilers, ledger, settings, slots, progress)
+        ledger.coverage.compile_wall_s = round(time.perf_counter() - begun, 3)
+        begun = time.perf_counter()
+        proved = await _trace_all(tracer, sites, "forbid", progress)
+        for site, proof, report in zip(sites, proved, traced, strict=True):
+            ledger.proved(site.provider, proof, report)
+        ledger.coverage.prove_s = round(time.perf_counter() - begun, 3)
+    return ledger.coverage
+
+
+def _sites(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) -> list[_Site]:
+    limits = Limits(max_tokens=plan.max_tokens, target=plan.target)
+    sites = []
+    for name, provider in providers.items():
+        ledger.add_provider(name)
+        sites += [_Site(name, sweep) for sweep in provider.universe_sweeps(plan.profile, limits)]
+    return sites
+
+
+async def _trace_all(
+    tracer: Tracer, sites: Sequence[_Site], mode: Mode, progress: Progress
+) -> list[Report]:
+    with progress.phase("trace" if mode == "capture" else "prove", len(sites)) as advance:
+
+        async def one(site: _Site) -> Report:
+            report = await tracer.trace(site.provider, site.sweep, mode)
+            advance(site.sweep.label())
+            return report
+
+        return list(await asyncio.gather(*(one(site) for site in sites)))
+
+
+def _look_up(ledger: Ledger, compilers: Mapping[str, Compiler], *, dry_run: bool) -> list[Job]:
+    """The jobs whose artifact the engine's cache lacks; corrupt entries are moved out of the engine's way."""
+    missing = []
+    for job in ledger.jobs():
+        compiler = compilers[job.compiler]
+        root = compiler.cache_root()
+        state = compiler.state(job.key, root)
+        if state is EntryState.PUBLISHED:
+            ledger.hit(job)
+            continue
+        missing.append(job)
+        if state is EntryState.CORRUPT and not dry_run:
+            ledger.coverage.quarantined.append(str(quarantine(compiler.entry_path(job.key, root), root)))
+    return missing
+
+
+async def _compile_all(
+    missing: Sequence[Job],
+    compilers: Mapping[str, Compiler],
+    ledger: Ledger,
+    settings: Settings,
+    slots: int,
+    progress: Progress,
+) -> None:
+    pool = JobPool(
+        slots,
+        timeout_s=settings.job_timeout_s,
+        memory_bytes=settings.job_memory_mb << 20,
+        nice=settings.job_nice,
+    )
+    with progress.phase("compile", len(missing)) as advance, ExitStack() as stack:
+
+        def done(outcome: JobOutcome) -> None:
+            ledger.ended(outcome)
+            advance(outcome.job.key)
+
+        for name, compiler in compilers.items():
+            jobs = [job for job in missing if job.compiler == name]
+            if jobs:
+                root = compiler.cache_root()
+                staging, locks = stack.enter_context(_opened(root))
+                await Pipeline(compiler, root, pool, staging, locks).run(jobs, done)
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[tuple[Staging, KeyLocks]]:
+    with Staging(root) as staging, KeyLocks(root) as locks:
+        yield staging, locks
+
+
+def uncovered_lines(coverage: Coverage) -> Iterable[str]:
+    """What is left to say when not everything is covered, one line each, the worst first."""
+    for name, provider in coverage.providers.items():
+        for problem in sorted(provider.problems, key=lambda problem: -problem.requests):
+            count = f" ({problem.requests} requests)" if problem.requests > 1 else ""
+            yield f"{name}: {problem.what}{count}: {problem.kind}: {problem.text}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -48,9 +48,13 @@ class _OpOnly(msgspec.Struct):
     op: str
 
 
-_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(
-    cast(Any, reduce(or_, cast(Any, REQUEST_TYPES.values())))
-)
+if TYPE_CHECKING:
+    AnyRequest = Request
+else:
+    # As a field's type in another message: any of the ops, or an unknown one that this process decoded.
+    AnyRequest = reduce(or_, REQUEST_TYPES.values(), UnknownRequest)
+
+_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(AnyRequest)
 _op_decoder = msgspec.msgpack.Decoder(_OpOnly)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -11,6 +11,7 @@ import msgspec
 
 from prefetchd.codec import (
     REQUEST_TYPES,
+    AnyRequest,
     MalformedRequest,
     decode_request,
     encode_request,
@@ -24,6 +25,7 @@ from prefetchd.sweeps import Sweep, decode_sweeps, encode_sweeps, expand, spans,
 __all__ = [
     "PROTOCOL_VERSION",
     "REQUEST_TYPES",
+    "AnyRequest",
     "Batch",
     "MalformedRequest",
     "Request",

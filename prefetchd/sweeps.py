@@ -16,7 +16,14 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.codec import MalformedRequest, decode_request, encode_request, op_of, request_to_fields
+from prefetchd.codec import (
+    AnyRequest,
+    MalformedRequest,
+    decode_request,
+    encode_request,
+    op_of,
+    request_to_fields,
+)
 from prefetchd.request import Request, UnknownRequest
 
 # One arithmetic progression: first, one past the last, step.
@@ -28,7 +35,7 @@ SHORTEST_PROGRESSION = 3
 class Sweep(msgspec.Struct, frozen=True):
     """`request` with its sweep field taking each of `values` (ascending, disjoint); () is `request` alone."""
 
-    request: Request
+    request: AnyRequest
     values: tuple[Span, ...] = ()
 
     def __len__(self) -> int:

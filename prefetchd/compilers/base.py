@@ -75,6 +75,22 @@ class Compiler(ABC):
     def cache_root(self) -> Path:
         """The absolute directory the engine's library will look in first and write to."""
 
+    def roots(self) -> tuple[Path, ...]:
+        """Every directory the engine's library looks in, in its order; we publish into the first alone."""
+        return (self.cache_root(),)
+
+    def look_up(self, key: str) -> EntryState:
+        """What the engine will meet under `key`: the first root that holds something decides.
+
+        Something corrupt in a later root counts as missing, since what is published into the first hides it.
+        """
+        first, *others = self.roots()
+        if (state := self.state(key, first)) is not EntryState.MISSING:
+            return state
+        if any(self.state(key, root) is EntryState.PUBLISHED for root in others):
+            return EntryState.PUBLISHED
+        return EntryState.MISSING
+
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
         """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory of ours.
@@ -91,7 +107,10 @@ class Compiler(ABC):
 
     @abstractmethod
     def compile(self, job: Job, staging: Path) -> Command:
-        """Writes the job's inputs into `staging` (empty, private) and says what to run there."""
+        """Writes the job's inputs into `staging` (empty, private) and says what to run there.
+
+        Raises `CompilerUnavailable` for a job that only the library itself can compile.
+        """
 
     @abstractmethod
     def verify(self, job: Job, staging: Path) -> None:

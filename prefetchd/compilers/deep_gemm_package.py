@@ -1,0 +1,74 @@
+"""Which deep_gemm is installed, told from its files alone.
+
+Importing it would import torch and need a device, and the daemon has neither; so the package is located
+without being run, and its JIT line is read from the headers it ships.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from prefetchd.compilers.base import CompilerUnavailable
+
+PACKAGE = "deep_gemm"
+
+
+class Line(StrEnum):
+    """The two JIT lines, which differ in cache layout, environment variables and nvcc's minimum."""
+
+    DEEP_JIT = "deep_jit"
+    OLDER = "older"
+
+
+class Package(msgspec.Struct, frozen=True):
+    """An installed deep_gemm."""
+
+    directory: Path
+    line: Line
+    version: str
+
+
+def find_package(directory: Path | None = None) -> Package:
+    """The package in `directory`, else the one Python would import. Raises `CompilerUnavailable`."""
+    if directory is None:
+        # Only a top-level name is asked for: its spec is found without importing anything.
+        spec = find_spec(PACKAGE)
+        if spec is None or spec.origin is None:
+            raise CompilerUnavailable(
+                "deep_gemm is not installed for this Python. Install sgl-deep-gemm, or run prefetchd "
+                "with the engine's own interpreter"
+            )
+        directory = Path(spec.origin).parent
+    return Package(directory=directory, line=_line(directory), version=_version(directory))
+
+
+def include_digest(package: Package) -> str:
+    """A digest of the names and contents of every header; about 30 MB, so computed once and kept by the caller."""
+    digest = hashlib.sha256()
+    root = package.directory / "include"
+    for path in sorted(path for path in root.rglob("*") if path.is_file()):
+        digest.update(str(path.relative_to(root)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _line(directory: Path) -> Line:
+    # An all-Python deep_gemm with the same name exists; it has headers but no extension module.
+    if not any(directory.glob("*.so")) or not (directory / "include/deep_gemm").is_dir():
+        raise CompilerUnavailable(
+            f"{directory} is not a deep_gemm with a compiled extension and its headers (an older all-Python "
+            "deep_gemm has neither). Install sgl-deep-gemm instead"
+        )
+    return Line.DEEP_JIT if (directory / "include/deep_jit").is_dir() else Line.OLDER
+
+
+def _version(directory: Path) -> str:
+    try:
+        return (directory / "VERSION").read_text().strip()
+    except OSError:
+        return "unknown"

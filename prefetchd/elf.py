@@ -1,0 +1,67 @@
+"""Is a file a complete cubin, and for which architecture?
+
+A truncated or foreign cubin kills the engine that loads it, so nothing is published or counted as published
+before its ELF header was read. The subtle rule: CUDA 12 and CUDA 13 place the architecture in different bits
+of `e_flags`, and the ELF's ABI version says which. The suffix of the architecture (`a`, `f`) is in neither:
+`sm_100`, `sm_100a` and `sm_100f` carry the same flags, measured with nvcc 13.0.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+EM_CUDA = 190
+# nvcc 13.0 writes ABI version 8 with the architecture in bits 8..15 (sm_90a: 0x6005a04, sm_100f: 0x6006402);
+# up to CUDA 12 the version is 7 or less and the architecture is the lowest byte (sm_90a: 0x5a055a).
+FIRST_ABI_WITH_SHIFTED_ARCHITECTURE = 8
+
+_HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")
+_CLASS_64 = 2
+_LITTLE_ENDIAN = 1
+# Each section header is 64 bytes: offset at 24, size at 32; type 8 (NOBITS) takes no place in the file.
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_NOBITS = 8
+
+
+class NotACubin(ValueError):
+    """The file is no complete cubin; the text says what is wrong with it."""
+
+
+def cubin_architecture(path: Path) -> int:
+    """The number of `sm_<number>` that a complete cubin was compiled for. Raises `NotACubin`, `OSError`."""
+    return parse_architecture(path.read_bytes())
+
+
+def parse_architecture(data: bytes) -> int:
+    """As `cubin_architecture`, from the file's content."""
+    if not data:
+        raise NotACubin("the file is empty")
+    if len(data) < _HEADER.size:
+        raise NotACubin(f"{len(data)} bytes are less than an ELF header")
+    header = _HEADER.unpack_from(data)
+    magic, elf_class, order, _, _, abi_version = header[:6]
+    machine, flags = header[7], header[12]
+    if magic != b"\x7fELF" or elf_class != _CLASS_64 or order != _LITTLE_ENDIAN:
+        raise NotACubin("it does not begin with a 64-bit ELF header")
+    if machine != EM_CUDA:
+        raise NotACubin(f"its ELF machine is {machine}, not {EM_CUDA} (CUDA)")
+    _check_complete(
+        data, program=(header[10], header[14], header[15]), section=(header[11], header[16], header[17])
+    )
+    shift = 8 if abi_version >= FIRST_ABI_WITH_SHIFTED_ARCHITECTURE else 0
+    return int(flags >> shift & 0xFF)
+
+
+def _check_complete(data: bytes, *, program: tuple[int, int, int], section: tuple[int, int, int]) -> None:
+    """Every header table and every section must lie inside the file; each table is (offset, entry size, count)."""
+    for table, (offset, size, count) in (("program", program), ("section", section)):
+        if offset + size * count > len(data):
+            raise NotACubin(f"it is truncated: the {table} headers end beyond its {len(data)} bytes")
+    offset, size, count = section
+    if count == 0 or size != _SECTION.size:
+        raise NotACubin(f"it has {count} section headers of {size} bytes")
+    for index in range(count):
+        fields = _SECTION.unpack_from(data, offset + index * size)
+        if fields[1] != _NOBITS and fields[4] + fields[5] > len(data):
+            raise NotACubin(f"it is truncated: section {index} ends beyond its {len(data)} bytes")

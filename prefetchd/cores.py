@@ -31,7 +31,7 @@ def parse_cpu_max(text: str) -> float | None:
 
 
 def parse_cfs_quota(quota: str, period: str) -> float | None:
-    """Cores granted by version 1 `cpu.cfs_quota_us` and `cpu.cfs_period_us`; None when unlimited or unreadable."""
+    """The same from version 1 `cpu.cfs_quota_us` and `cpu.cfs_period_us`."""
     return _cores(quota.strip(), period.strip())
 
 
@@ -64,7 +64,7 @@ def _quota(cgroup_file: Path, mount: Path) -> float | None:
 
 
 def _upwards(mount: Path, group: PurePosixPath) -> list[Path]:
-    """The group's directory and every one above it, to the mount; names that a namespace hides lead nowhere."""
+    """The group's directory and every one above it, up to the mount."""
     relative = PurePosixPath(*[part for part in group.parts if part not in ("/", "..")])
     return [mount / relative, *(mount / parent for parent in relative.parents)]
 

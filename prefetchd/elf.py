@@ -54,7 +54,7 @@ def parse_architecture(data: bytes) -> int:
 
 
 def _check_complete(data: bytes, *, program: tuple[int, int, int], section: tuple[int, int, int]) -> None:
-    """Every header table and every section must lie inside the file; each table is (offset, entry size, count)."""
+    """Every table of headers, given as (offset, entry size, count), and every section must lie within it."""
     for table, (offset, size, count) in (("program", program), ("section", section)):
         if offset + size * count > len(data):
             raise NotACubin(f"it is truncated: the {table} headers end beyond its {len(data)} bytes")

@@ -35,7 +35,7 @@ ALLOWED_VARIABLES = frozenset({
 })  # fmt: skip
 # All that a message about a failed compile needs; the whole log stays in its file.
 OUTPUT_TAIL_BYTES = 16384
-# Longer than the runner's own grace and reap limits together (2 s and 10 s): after it the runner is stuck itself.
+# Longer than the runner's own grace and reap limits together (2 s and 10 s): after it the runner is stuck.
 RUNNER_END_LIMIT_S = 15.0
 # Below this a compile cannot even write its log, so an unexplained failure is blamed on the disk.
 DISK_FULL_BYTES = 1 << 20
@@ -144,7 +144,7 @@ class _Running:
             *command.argv,
         ]
         try:
-            # A session of its own keeps the terminal's Ctrl-C from the compiles: ending them is the caller's decision.
+            # A session of its own keeps the terminal's Ctrl-C away: ending compiles is the caller's decision.
             self._process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=command.environment,
                 cwd=command.directory, pass_fds=(write_end,), start_new_session=True,
@@ -211,9 +211,14 @@ def _classify(report: _Report | None, output: str, log: Path) -> JobResult:
         elif _NO_MEMORY.search(output):
             reason = "memory"
     return JobResult(
-        reason=reason, exit_code=report.exit_code, signal=report.signal, cpu_s=report.user_s + report.system_s,
-        wall_s=report.wall_s, max_rss=report.max_rss, output=output,
-    )  # fmt: skip
+        reason=reason,
+        exit_code=report.exit_code,
+        signal=report.signal,
+        cpu_s=report.user_s + report.system_s,
+        wall_s=report.wall_s,
+        max_rss=report.max_rss,
+        output=output,
+    )
 
 
 def _disk_is_full(log: Path) -> bool:

@@ -45,12 +45,13 @@ _LOCK_OFFSETS = 1 << 62
 
 
 class StoreUnwritable(Exception):
-    """A cache root in which nothing can be published; the text names the directory, the reason and the fix."""
+    """Nothing can be published in a cache root; the text names the directory, the reason and the fix."""
 
     def __init__(self, root: Path, variable: str, error: OSError) -> None:
         super().__init__(
-            f"{root}: nothing can be published in this cache directory ({error.strerror}: {error.filename or root}); "
-            f"make it writable for uid {os.getuid()}, or set {variable} to a directory that is"
+            f"{root}: nothing can be published in this cache directory ({error.strerror}: "
+            f"{error.filename or root}); make it writable for uid {os.getuid()}, or set "
+            f"{variable} to a directory that is"
         )
 
 
@@ -178,7 +179,7 @@ def quarantine(root: Path, entry: Path) -> Path:
 
 
 def private_directory(root: Path) -> Path:
-    """`<root>/.prefetchd`, created with its root; whoever may write to the root may work in it. Raises `OSError`."""
+    """`<root>/.prefetchd`, created with its root, open to whoever may write to the root. Raises `OSError`."""
     root.mkdir(parents=True, exist_ok=True)
     private = root / PRIVATE
     if not private.is_dir():
@@ -203,7 +204,7 @@ def _open_lock_file(path: Path) -> int:
 
 
 def _remove_dead_owners(private: Path) -> None:
-    """Removes every owner's directory whose lock is free. Runs under `start.lock`, so none is half created."""
+    """Removes every owner's directory whose lock is free. Under `start.lock`, so none is half created."""
     for directory in private.glob(f"{_OWNER_PREFIX}*"):
         try:
             lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)

@@ -25,7 +25,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     compiler: str
     key: str
     payload: bytes
-    # Expected CPU seconds, only to order the queue (longest first); a bad guess costs balance, not correctness.
+    # Expected CPU seconds, only to order the queue: a bad guess costs balance, not correctness.
     cost: float = 1.0
 
 
@@ -93,14 +93,14 @@ class Compiler(ABC):
 
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
-        """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory of ours.
+        """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory.
 
         Entered in a process that has not used the library yet. Raises `CompilerUnavailable`.
         """
 
     @abstractmethod
     def forbid(self, scratch: Path) -> AbstractContextManager[Capture]:
-        """Within it, the library uses the engine's cache as it is, and a compile fails the call that wants it.
+        """Within it, the library uses the engine's cache as it is, and a compile fails its call.
 
         The capture's jobs are the misses. Nothing is written into the engine's cache.
         """
@@ -122,7 +122,7 @@ class Compiler(ABC):
 
     @abstractmethod
     def publish(self, job: Job, staging: Path, root: Path) -> bool:
-        """Makes a verified artifact visible under `root` in one atomic step; False if the engine had it already.
+        """Makes a verified artifact visible under `root` in one atomic step; False if the engine had it.
 
         Raises `OSError` (full disk, read-only); nothing partial is ever visible.
         """

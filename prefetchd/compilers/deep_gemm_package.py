@@ -48,7 +48,7 @@ def find_package(directory: Path | None = None) -> Package:
 
 
 def include_digest(package: Package) -> str:
-    """A digest of the names and contents of every header; about 30 MB, so computed once and kept by the caller."""
+    """A digest of the names and contents of every header: 30 MB, 0.1-0.3 s, so the caller keeps it."""
     digest = hashlib.sha256()
     root = package.directory / "include"
     for path in sorted(path for path in root.rglob("*") if path.is_file()):

@@ -13,14 +13,13 @@ called corrupt here, whatever wrote it, and the caller moves it away.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -36,6 +35,7 @@ from prefetchd.compilers.base import (
 )
 from prefetchd.compilers.deep_gemm_package import Line, Package, find_package, include_digest
 from prefetchd.compilers.deep_jit_cost import predicted_seconds
+from prefetchd.compilers.deep_jit_payload import Payload, captured_payloads, missed_payloads, payload_of
 from prefetchd.compilers.nvcc import REAL_NVCC_VARIABLE, STAND_IN, Nvcc, find_nvcc
 from prefetchd.elf import NotACubin, cubin_architecture
 from prefetchd.jobs import compile_environment
@@ -43,26 +43,11 @@ from prefetchd.store import publish_directory
 from prefetchd.targets import Target
 
 CACHE_VARIABLE = "DG_JIT_CACHE_DIR"
-# Stand for the two paths of a recorded command, which differ from where it will run.
-SOURCE = "{source}"
-OUTPUT = "{output}"
-RECORD = "prefetchd.argv"
 # Extra outputs that the library would make after a compile. They do not enter a key, and their tools would be
 # run on the placeholder.
 DUMP_VARIABLES = ("DG_JIT_DUMP_ASM", "DG_JIT_DUMP_PTX", "DG_JIT_DUMP_SASS")
-# Flags that only say where headers are: they enter no digest of ours, so that equal jobs of two machines agree.
-_PATH_FLAG = re.compile(r"-I.*|--include-path=.*")
-_ARCHITECTURE = re.compile(r"sm_(\d+)")
 # The library passes its command to a shell unquoted.
 _SHELL_SAFE = re.compile(r"[\w./+,@%=-]+")
-
-
-class Payload(msgspec.Struct, frozen=True):
-    """What a deep_jit job carries: the generated source, nvcc's arguments, and the newer line's description."""
-
-    source: str
-    arguments: tuple[str, ...]
-    meta: dict[str, Any] | None
 
 
 class Layout(ABC):
@@ -81,7 +66,7 @@ class Layout(ABC):
         """Adds to a compiled entry what the library itself adds after nvcc, as if compiled in `final`."""
 
     def quiet(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Variables that keep the library from running other tools on a placeholder, with every key unchanged."""
+        """Variables that keep the library from running other tools on a placeholder; no key changes."""
         return {name: "0" for name in DUMP_VARIABLES}
 
     @abstractmethod
@@ -100,8 +85,9 @@ class NewLayout(Layout):
     many_roots = True
 
     def finish(self, payload: Payload, entry: Path, final: Path, nvcc: Nvcc) -> None:
+        """`meta.json`, and the marker."""
         meta = dict(payload.meta or {})
-        meta["command"] = " ".join(_command(payload, final, nvcc))
+        meta["command"] = " ".join(payload.command(final, nvcc))
         meta["compiler_info"] = {"path": str(nvcc.path), "version": nvcc.version_text}
         (entry / "meta.json").write_bytes(msgspec.json.encode(meta))
         (entry / ".committed").touch()
@@ -114,11 +100,12 @@ class NewLayout(Layout):
         return variables
 
     def overlay(self, scratch_root: Path, roots: tuple[Path, ...]) -> str:
+        """The library's own list: the first is written, the others are read."""
         return ":".join(map(str, (scratch_root, *roots)))
 
 
 class OldLayout(Layout):
-    """The line before DeepJIT: `<root>/cache/kernel.<name>.<digest>/`, one root, both files or a dead engine."""
+    """Before DeepJIT: `<root>/cache/kernel.<name>.<digest>/`, one root, both files or a dead engine."""
 
     files = ("kernel.cu", "kernel.cubin")
     minimum_nvcc = (12, 3)
@@ -131,7 +118,7 @@ class OldLayout(Layout):
         """nvcc's output is all there is."""
 
     def overlay(self, scratch_root: Path, roots: tuple[Path, ...]) -> str:
-        # Entries are read through the link; a failing compile stays in scratch_root/tmp and is never renamed.
+        """A root whose cache is a link: entries are read through it; what fails is never renamed."""
         if (cache := roots[0] / "cache").is_dir():
             scratch_root.mkdir()
             (scratch_root / "cache").symlink_to(cache)
@@ -142,9 +129,10 @@ LAYOUTS: Mapping[Line, type[Layout]] = {Line.DEEP_JIT: NewLayout, Line.OLDER: Ol
 
 
 class DeepJit(Compiler):
-    """The compiler behind the installed deep_gemm, for one target. Constructing it raises `CompilerUnavailable`.
+    """The compiler behind the installed deep_gemm, for one target.
 
     `environment` is the engine's: which cache, which nvcc and which flags it uses is read from it.
+    Constructing one raises `CompilerUnavailable`.
     """
 
     name = "deep_jit"
@@ -158,7 +146,7 @@ class DeepJit(Compiler):
         self._environment = dict(environment)
         if _is_true(environment.get("DG_JIT_USE_NVRTC", "")):
             raise CompilerUnavailable(
-                f"DG_JIT_USE_NVRTC={environment['DG_JIT_USE_NVRTC']} makes deep_gemm compile inside its own process, "
+                f"DG_JIT_USE_NVRTC={environment['DG_JIT_USE_NVRTC']} makes deep_gemm compile in itself, "
                 "where there is no stand-in for nvcc, so its kernels can be neither traced nor made ahead. "
                 "Unset DG_JIT_USE_NVRTC, here and in the engine"
             )
@@ -212,27 +200,26 @@ class DeepJit(Compiler):
 
     @contextlib.contextmanager
     def forbid(self, scratch: Path) -> Iterator[Capture]:
-        """See `Compiler`. The newer line refreshes the time stamp of the markers it reads, as an engine does."""
+        """See `Compiler`. The newer line refreshes the time stamps of the markers it reads, as an engine."""
         misses = scratch / "misses"
         misses.mkdir()
         with self._stand_in(scratch, "forbid", self.layout.overlay(scratch / "root", self._roots)):
             yield _Missed(self, misses)
 
     def compile(self, job: Job, staging: Path) -> Command:
-        """See `Compiler`. Raises `CompilerUnavailable` without nvcc, and for a kernel with a post-compile hook."""
-        payload = _payload(job)
-        hook = ((payload.meta or {}).get("compiler_options") or {}).get("post_hook")
-        if hook is not None:
+        """See `Compiler`. Raises `CompilerUnavailable` without nvcc, and for a kernel with a hook."""
+        payload = payload_of(job)
+        if payload.hook is not None:
             raise CompilerUnavailable(
-                f"{job.key}: deep_gemm would run its hook {hook!r} on the compiled kernel, which only the library can do; "
-                "this kernel is left to the engine"
+                f"{job.key}: deep_gemm would run its hook {payload.hook!r} on the kernel, which only "
+                "the library can do; this kernel is left to the engine"
             )
         entry, temporary = staging / "entry", staging / "tmp"
         entry.mkdir()
         temporary.mkdir()
         (entry / "kernel.cu").write_text(payload.source)
         return Command(
-            argv=_command(payload, entry, self.nvcc),
+            argv=payload.command(entry, self.nvcc),
             environment=compile_environment(self._environment, temporary),
             directory=entry,
         )
@@ -246,7 +233,7 @@ class DeepJit(Compiler):
         """See `Compiler`."""
         entry = root / "cache" / key
         try:
-            present = set(os.listdir(entry))
+            present = {path.name for path in entry.iterdir()}
         except FileNotFoundError:
             # A link that leads nowhere stands in the way of publishing, and of the library's own rename.
             return EntryState.CORRUPT if entry.is_symlink() else EntryState.MISSING
@@ -261,13 +248,12 @@ class DeepJit(Compiler):
     def publish(self, job: Job, staging: Path, root: Path) -> bool:
         """See `Compiler`."""
         final = root / "cache" / job.key
-        self.layout.finish(_payload(job), staging / "entry", final, self.nvcc)
+        self.layout.finish(payload_of(job), staging / "entry", final, self.nvcc)
         return publish_directory(staging / "entry", final)
 
     def digest(self, job: Job) -> str:
-        """Names what is compiled, not where: equal for a captured job and for the miss of the same variant."""
-        payload = _payload(job)
-        return job_digest(payload.source, payload.arguments, self.nvcc.version_text)
+        """The same for a captured job and for the miss of the same variant, whose keys differ."""
+        return payload_of(job).digest(self.nvcc)
 
     def _find_roots(self) -> tuple[Path, ...]:
         variable = next((name for name in self.layout.cache_variables if name in self._environment), None)
@@ -289,8 +275,8 @@ class DeepJit(Compiler):
         for name in names:
             if not Path(name).is_absolute():
                 raise CompilerUnavailable(
-                    f"{variable}={value!r} holds {name!r}, which is not an absolute path: deep_gemm changes directory "
-                    "before it compiles, so it would look elsewhere. Set it to an absolute directory"
+                    f"{variable}={value!r} holds {name!r}, which is not an absolute path: deep_gemm changes "
+                    "directory before it compiles, so it would look elsewhere. Set it to an absolute one"
                 )
         return tuple(Path(name) for name in names)
 
@@ -298,8 +284,8 @@ class DeepJit(Compiler):
     def _stand_in(self, scratch: Path, mode: str, cache: str) -> Iterator[None]:
         if not _SHELL_SAFE.fullmatch(str(scratch)):
             raise CompilerUnavailable(
-                f"{scratch}: deep_gemm passes paths to a shell unquoted, so a directory for tracing must be without blanks "
-                "and special characters. Set TMPDIR to one that is"
+                f"{scratch}: deep_gemm passes paths to a shell unquoted, so a directory for tracing must have no "
+                "blanks or special characters. Set TMPDIR to one that has none"
             )
         # The stand-in is called by a link in scratch, since the place we are installed in may have blanks.
         stand_in = scratch / "nvcc"
@@ -328,25 +314,17 @@ class DeepJit(Compiler):
             return f"{path} is compiled for sm_{architecture}, not for {target_architecture(self.target)}"
         return None
 
-    def _job(self, key: str | None, source: str, record: bytes, meta: dict[str, Any] | None) -> Job:
-        if meta is not None:
-            # Both are written at publish, with the paths of the engine's cache; the places keep the file's order.
-            meta = {**meta, "command": None, "compiler_info": None}
-        payload = Payload(source, _portable(record), meta)
-        flags = " ".join(payload.arguments)
-        match = _ARCHITECTURE.search(flags)
-        if match is None or int(match[1]) != self.target.capability:
+    def _job(self, key: str, payload: Payload) -> Job:
+        if payload.architecture != self.target.capability:
             raise CompilerUnavailable(
-                f"the library asked for {match[0] if match else 'no architecture'} while the target "
-                f"{self.target.name} is {target_architecture(self.target)}: it was traced on another device"
+                f"{key}: the library compiles for sm_{payload.architecture} while {self.target.name} is "
+                f"{target_architecture(self.target)}: it was traced on another device"
             )
-        # A failed compile never reaches the directory that bears its key, so a miss is named by what it compiles.
-        key = key or f"miss.{job_digest(source, payload.arguments, self.nvcc.version_text)[:32]}"
         return Job(
             compiler=self.name,
             key=key,
             payload=msgspec.msgpack.encode(payload),
-            cost=predicted_seconds(source),
+            cost=predicted_seconds(payload.source),
         )
 
 
@@ -358,66 +336,22 @@ class _Captured:
         self._cache = root / "cache"
 
     def jobs(self) -> list[Job]:
-        jobs = []
-        for record in _oldest_first(self._cache.glob(f"*/{RECORD}")):
-            entry = record.parent
-            meta = entry / "meta.json"
-            described = msgspec.json.decode(meta.read_bytes(), type=dict[str, Any]) if meta.exists() else None
-            source = (entry / "kernel.cu").read_text()
-            jobs.append(self._compiler._job(entry.name, source, record.read_bytes(), described))
-        return jobs
+        return [self._compiler._job(key, payload) for key, payload in captured_payloads(self._cache)]
 
 
 class _Missed:
-    """The compiles that were refused, as jobs without a key of the library's."""
+    """The compiles that were refused, as jobs.
+
+    A failed compile never reaches the directory that bears its key, so a miss is named by its digest.
+    """
 
     def __init__(self, compiler: DeepJit, misses: Path) -> None:
         self._compiler = compiler
         self._misses = misses
 
     def jobs(self) -> list[Job]:
-        jobs = [
-            self._compiler._job(None, record.with_suffix(".cu").read_text(), record.read_bytes(), None)
-            for record in _oldest_first(self._misses.glob("*.argv"))
-        ]
-        return list({job.key: job for job in jobs}.values())
-
-
-def job_digest(source: str, arguments: tuple[str, ...], version_text: str) -> str:
-    """Digest of kernel source, flags without paths, and nvcc's version text."""
-    flags = []
-    previous = ""
-    for argument in arguments:
-        if not _PATH_FLAG.fullmatch(argument) and "--include-path" not in (argument, previous):
-            flags.append(argument)
-        previous = argument
-    return hashlib.sha256("\0".join((source, *flags, version_text)).encode()).hexdigest()
-
-
-def _command(payload: Payload, entry: Path, nvcc: Nvcc) -> tuple[str, ...]:
-    paths = {SOURCE: str(entry / "kernel.cu"), OUTPUT: str(entry / "kernel.cubin")}
-    return (str(nvcc.path), *(paths.get(argument, argument) for argument in payload.arguments))
-
-
-def _portable(record: bytes) -> tuple[str, ...]:
-    """A recorded argument list with its source and its output replaced by what stands for them."""
-    arguments = [os.fsdecode(part) for part in record.split(b"\0")[:-1]]
-    return tuple(
-        SOURCE
-        if argument.endswith("/kernel.cu")
-        else OUTPUT
-        if argument.endswith("/kernel.cubin")
-        else argument
-        for argument in arguments
-    )
-
-
-def _payload(job: Job) -> Payload:
-    return msgspec.msgpack.decode(job.payload, type=Payload)
-
-
-def _oldest_first(paths: Iterator[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path))
+        found = {f"miss.{p.digest(self._compiler.nvcc)}": p for p in missed_payloads(self._misses)}
+        return [self._compiler._job(key, payload) for key, payload in found.items()]
 
 
 def _is_true(text: str) -> bool:

@@ -40,7 +40,7 @@ class Nvcc(msgspec.Struct, frozen=True):
 def find_nvcc(
     environment: Mapping[str, str], *, minimum: tuple[int, int], compiler_variables: tuple[str, ...]
 ) -> Nvcc:
-    """The nvcc that the library would start. Raises `CompilerUnavailable` for none, a broken one or an old one.
+    """The nvcc that the library would start. Raises `CompilerUnavailable` for none, a broken or an old one.
 
     `compiler_variables` are the library's own, by which a user names the compiler.
     """
@@ -54,8 +54,8 @@ def find_nvcc(
     release = (int(match[1]), int(match[2]))
     if release < minimum:
         raise CompilerUnavailable(
-            f"{path} ({origin}) is nvcc {release[0]}.{release[1]}; the installed deep_gemm needs {minimum[0]}.{minimum[1]} "
-            f"or newer. Install a newer CUDA compiler and set CUDA_HOME, or {REAL_NVCC_VARIABLE}, to it"
+            f"{path} ({origin}) is nvcc {release[0]}.{release[1]}; the installed deep_gemm needs "
+            f"{minimum[0]}.{minimum[1]} or newer. Install one and set CUDA_HOME, or {REAL_NVCC_VARIABLE}, to it"
         )
     return Nvcc(path=path, version_text=text, release=release)
 
@@ -70,13 +70,14 @@ def _locate(environment: Mapping[str, str], compiler_variables: tuple[str, ...])
         if home := environment.get(variable, ""):
             return _executable(Path(home) / "bin/nvcc", variable), variable
     if found := shutil.which("nvcc", path=environment.get("PATH", "")):
-        return Path(os.path.abspath(found)), "PATH"
+        return Path(found).absolute(), "PATH"
     default = DEFAULT_CUDA_HOME / "bin/nvcc"
     if os.access(default, os.X_OK):
         return default, "default"
     raise CompilerUnavailable(
-        f"no nvcc was found: neither {', '.join((REAL_NVCC_VARIABLE, *compiler_variables))} nor CUDA_HOME or CUDA_PATH is set, "
-        f"none is on PATH, and {default} does not exist. Install a CUDA compiler and set CUDA_HOME to its directory"
+        f"no nvcc was found: {', '.join((REAL_NVCC_VARIABLE, *compiler_variables))}, CUDA_HOME and CUDA_PATH "
+        f"are unset, none is on PATH, and {default} does not exist. "
+        "Install a CUDA compiler and set CUDA_HOME to its directory"
     )
 
 
@@ -85,7 +86,7 @@ def _is_stand_in(path: Path) -> bool:
 
 
 def _executable(path: Path, variable: str) -> Path:
-    path = Path(os.path.abspath(path))
+    path = path.absolute()
     if not path.is_file() or not os.access(path, os.X_OK):
         raise CompilerUnavailable(
             f"{variable} leads to {path}, which is not an executable file. "

@@ -56,7 +56,7 @@ ATTRIBUTES = {
 
 
 class TargetError(ValueError):
-    """A target that cannot be had: unknown name, bad file or value, no device. The text names it and the fix."""
+    """A target that cannot be had: unknown name, bad file or value, no device. The text names the fix."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +92,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 raise TargetError(f"{field} = {value}: must be {least} or more; correct the value")
         if self.shared_bytes_per_block_optin > self.shared_bytes_per_sm:
             raise TargetError(
-                f"shared_bytes_per_block_optin = {self.shared_bytes_per_block_optin}: a block cannot have more "
-                f"than its SM, shared_bytes_per_sm = {self.shared_bytes_per_sm}; correct one of the two"
+                f"shared_bytes_per_block_optin = {self.shared_bytes_per_block_optin}: a block cannot have "
+                f"more than its SM, shared_bytes_per_sm = {self.shared_bytes_per_sm}; correct one of the two"
             )
 
     @property
@@ -238,7 +238,7 @@ def _call(driver: ctypes.CDLL, function: str, *arguments: object, what: str = ""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "unset" if visible is None else repr(visible)
         raise TargetError(
-            f"{function}{what} failed with CUDA error {code}{_error_name(driver, code)}: there is no usable GPU; "
+            f"{function}{what} failed with CUDA error {code}{_error_name(driver, code)}: no usable GPU; "
             f"check nvidia-smi and CUDA_VISIBLE_DEVICES (now {shown}), or name a preset or a target file"
         )
 

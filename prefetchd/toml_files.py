@@ -22,7 +22,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_toml(path: Path, error: type[ValueError]) -> dict[str, Any]:
-    """The file's top-level table. Raises `error` with the path for a missing, unreadable or malformed file."""
+    """The file's top-level table. Raises `error` for a missing, unreadable or malformed file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -1,6 +1,6 @@
 """Runs compile commands side by side, each under the C job runner, and always says how each ended.
 
-The pool's promise: `run` returns or is cancelled only when no process of that job is left, and it always
+The pool's promise: when `run` returns or is cancelled no process of that job is left running, and it always
 returns - when the command fails, hangs, eats its memory, and also when the runner itself is killed. The
 subtle rule: the end of a job is the end of its *report pipe*, which only the runner holds; whatever ends the
 runner closes it. What the runner could no longer do is then done here, with the group it had reported.
@@ -18,7 +18,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -85,6 +85,12 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
         return texts[self.reason]
 
 
+class _Started(msgspec.Struct, frozen=True):
+    """The runner's first line, written by the command's process before it becomes the command."""
+
+    group: int
+
+
 class _Report(msgspec.Struct, frozen=True):
     """The runner's last line."""
 
@@ -122,6 +128,9 @@ class JobPool:
             finally:
                 running.release()
         return _classify(report, _tail(log), log)
+
+
+_Line = TypeVar("_Line", _Started, _Report)
 
 
 class _Running:
@@ -169,19 +178,23 @@ class _Running:
                     await asyncio.shield(self._done)
             stuck.cancel()
             raise
-        lines = bytes(self._received).splitlines()
-        return msgspec.json.decode(lines[-1], type=_Report) if len(lines) == 2 else None
+        return self._decode(1, _Report)
 
     def release(self) -> None:
         """Ends what a killed runner left, then reaps the runner."""
         self._loop.remove_reader(self._pipe)
         os.close(self._pipe)
-        lines = bytes(self._received).splitlines()
-        if len(lines) == 1:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(msgspec.json.decode(lines[0], type=dict[str, int])["group"], signal.SIGKILL)
+        started = self._decode(0, _Started)
+        if started is not None and self._decode(1, _Report) is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(started.group, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
+
+    def _decode(self, index: int, kind: type[_Line]) -> _Line | None:
+        """A line the runner wrote; None if it died before it was complete."""
+        lines = bytes(self._received).split(b"\n")[:-1]
+        return msgspec.json.decode(lines[index], type=kind) if index < len(lines) else None
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):

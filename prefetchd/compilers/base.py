@@ -95,7 +95,8 @@ class Compiler(ABC):
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
         """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory.
 
-        Entered in a process that has not used the library yet. Raises `CompilerUnavailable`.
+        Entered in a process that has not used the library yet. A scratch directory in which an earlier process
+        crashed may be used again: what that one captured still counts. Raises `CompilerUnavailable`.
         """
 
     @abstractmethod

@@ -119,9 +119,10 @@ class OldLayout(Layout):
 
     def overlay(self, scratch_root: Path, roots: tuple[Path, ...]) -> str:
         """A root whose cache is a link: entries are read through it; what fails is never renamed."""
-        if (cache := roots[0] / "cache").is_dir():
-            scratch_root.mkdir()
-            (scratch_root / "cache").symlink_to(cache)
+        cache, link = roots[0] / "cache", scratch_root / "cache"
+        if cache.is_dir() and not link.exists():
+            scratch_root.mkdir(exist_ok=True)
+            link.symlink_to(cache)
         return str(scratch_root)
 
 
@@ -202,7 +203,7 @@ class DeepJit(Compiler):
     def forbid(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`. The newer line refreshes the time stamps of the markers it reads, as an engine."""
         misses = scratch / "misses"
-        misses.mkdir()
+        misses.mkdir(exist_ok=True)
         with self._stand_in(scratch, "forbid", self.layout.overlay(scratch / "root", self._roots)):
             yield _Missed(self, misses)
 
@@ -284,12 +285,13 @@ class DeepJit(Compiler):
     def _stand_in(self, scratch: Path, mode: str, cache: str) -> Iterator[None]:
         if not _SHELL_SAFE.fullmatch(str(scratch)):
             raise CompilerUnavailable(
-                f"{scratch}: deep_gemm passes paths to a shell unquoted, so a directory for tracing must have no "
+                f"{scratch}: deep_gemm passes paths to a shell unquoted, so a directory to trace in must have no "
                 "blanks or special characters. Set TMPDIR to one that has none"
             )
         # The stand-in is called by a link in scratch, since the place we are installed in may have blanks.
         stand_in = scratch / "nvcc"
-        stand_in.symlink_to(STAND_IN)
+        with contextlib.suppress(FileExistsError):
+            stand_in.symlink_to(STAND_IN)
         with _environment(
             {
                 **self.layout.quiet(self._environment),

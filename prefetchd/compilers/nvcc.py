@@ -55,7 +55,7 @@ def find_nvcc(
     if release < minimum:
         raise CompilerUnavailable(
             f"{path} ({origin}) is nvcc {release[0]}.{release[1]}; the installed deep_gemm needs "
-            f"{minimum[0]}.{minimum[1]} or newer. Install one and set CUDA_HOME, or {REAL_NVCC_VARIABLE}, to it"
+            f"{minimum[0]}.{minimum[1]} or newer. Install one and set CUDA_HOME or {REAL_NVCC_VARIABLE} to it"
         )
     return Nvcc(path=path, version_text=text, release=release)
 

@@ -22,13 +22,13 @@ SHARED = ["-fPIC", "-shared", "-pthread"]
 NATIVE: list[tuple[Path, list[str], list[str], list[str]]] = [
     (
         NULL_DEVICE / "lib/libcuda.so.1",
-        ["prefetchd/null_device/csrc/cuda/*.c"],
+        ["prefetchd/null_device/csrc/cuda/*.c", "prefetchd/null_device/csrc/common/*.c"],
         [*SHARED, "-Wl,-soname,libcuda.so.1"],
         ["-ldl"],
     ),
     (
         NULL_DEVICE / "lib/libnvidia-ml.so.1",
-        ["prefetchd/null_device/csrc/nvml/*.c"],
+        ["prefetchd/null_device/csrc/nvml/*.c", "prefetchd/null_device/csrc/common/*.c"],
         [*SHARED, "-Wl,-soname,libnvidia-ml.so.1"],
         ["-ldl"],
     ),
@@ -46,8 +46,11 @@ class BuildNative(build_ext):
             sources = sorted(str(path) for pattern in patterns for path in ROOT.glob(pattern))
             target = base / output
             target.parent.mkdir(parents=True, exist_ok=True)
-            command = [compiler, *WARNINGS, *flags, "-o", str(target), *sources, *libraries]
+            # A process that has the old file mapped keeps it, and one that starts meanwhile finds a whole one.
+            fresh = target.with_name(target.name + ".new")
+            command = [compiler, *WARNINGS, *flags, "-o", str(fresh), *sources, *libraries]
             subprocess.run(command, check=True, cwd=ROOT)
+            fresh.replace(target)
 
     def get_outputs(self) -> list[str]:
         return [str(Path(self.build_lib) / output) for output, *_ in NATIVE]

@@ -1,0 +1,81 @@
+// What the parts of the null CUDA device share: error codes, memory, fake handles and the alias macro.
+// CUDA's headers are not needed: handles are pointers, enumerations are ints.
+#ifndef PREFETCHD_NULL_H
+#define PREFETCHD_NULL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../common/target.h"
+
+#pragma GCC visibility push(hidden)
+
+// The driver and the runtime use the same numbers for these.
+enum null_error {
+    SUCCESS = 0,
+    INVALID_VALUE = 1,
+    OUT_OF_MEMORY = 2,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    NOT_FOUND = 500,
+    NOT_SUPPORTED = 801,
+};
+
+enum null_kind { DEVICE_MEMORY = 1, MANAGED_MEMORY = 2, HOST_MEMORY = 4, REGISTERED_MEMORY = 8 };
+
+struct null_range {
+    char *start;
+    size_t size;
+    enum null_kind kind;
+};
+
+// memory.c: the table of allocations.
+int null_allocate(void **out, size_t size, enum null_kind kind);
+int null_register(void *start, size_t size);
+int null_release(void *pointer, int kinds);
+bool null_find(const void *pointer, struct null_range *out);
+void null_memory_info(size_t *available, size_t *total);
+
+// copy.c: the bytes really move.
+int null_copy(void *to, const void *from, size_t size);
+int null_copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height);
+int null_fill(void *to, unsigned value, size_t element, size_t count);
+int null_fill_rows(void *to, size_t pitch, unsigned value, size_t element, size_t width, size_t height);
+
+// device.c
+int null_attribute(int *out, int attribute, int device);
+int null_properties(void *out, int device, int cuda_major);
+
+// entry.c: the newest version of a driver entry point, or NULL.
+void *null_entry(const char *name, int cuda_version);
+
+// error.c
+const char *null_error_name(int code);
+const char *null_error_text(int code);
+
+// runtime_device.c: remembers a failure as this thread's last error and passes the code on.
+int runtime(int code);
+
+// A handle nobody else has; nothing is ever read through it.
+void *null_handle(void);
+
+// A driver entry point's result for one device ordinal.
+static inline int null_device_ok(int device)
+{
+    return !null_target() ? NO_DEVICE : device ? INVALID_DEVICE : SUCCESS;
+}
+
+#pragma GCC visibility pop
+
+// Another spelling of a function of the same file: CUDA's `_v2`, `_ptsz` and `_ptds` names.
+#define ALIAS(spelling, function) extern __typeof__(function) spelling __attribute__((alias(#function)))
+
+// An entry point that only has to succeed. Its arguments are ignored, which C's calling conventions allow.
+#define SUCCEEDS(name) \
+    int name(void);    \
+    int name(void) { return SUCCESS; }
+
+#define UNUSED __attribute__((unused))
+
+#endif

@@ -78,19 +78,44 @@ def main() -> None:
 
 
 @main.command("warm")
-@click.option("--target", help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.")
-@click.option("--model", type=click.Path(path_type=Path, exists=True), help="A model's config.json, or the directory that holds it.")
-@click.option("--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model.")
+@click.option(
+    "--target",
+    help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.",
+)
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path, exists=True),
+    help="A model's config.json, or the directory that holds it.",
+)
+@click.option(
+    "--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model."
+)
 @click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size.")
 @click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert parallel size.")
 @click.option("--dp", type=click.IntRange(1), default=1, show_default=True, help="Data parallel size.")
-@click.option("--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs.")
-@click.option("--context-tokens", type=click.IntRange(1), help="Tokens of cached context one MLA prefill step may expand.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Largest batch of the scheduler, in tokens. Default: 8192.")
-@click.option("--provider", "providers", multiple=True, help="Kernel family; may be repeated. Default: all installed.")
-@click.option("--jobs", type=click.IntRange(0), help="Compile processes at a time. Default: what cgroup and affinity allow.")
+@click.option(
+    "--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs."
+)
+@click.option(
+    "--context-tokens",
+    type=click.IntRange(1),
+    help="Tokens of cached context one MLA prefill step may expand.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Largest batch of the scheduler, in tokens. Default: 8192."
+)
+@click.option(
+    "--provider", "providers", multiple=True, help="Kernel family; may be repeated. Default: all installed."
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(0),
+    help="Compile processes at a time. Default: what cgroup and affinity allow.",
+)
 @click.option("--dry-run", is_flag=True, help="Trace and count the variants, compile nothing.")
-@click.option("--write-profile", type=click.Path(path_type=Path), help="Write the model's profile there and stop.")
+@click.option(
+    "--write-profile", type=click.Path(path_type=Path), help="Write the model's profile there and stop."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @_plain_errors
 def warm_command(
@@ -109,9 +134,11 @@ def warm_command(
     write_profile: Path | None,
     as_json: bool,
 ) -> int:
-    """Trace everything a model can launch, compile what the cache lacks, and prove that nothing is missing."""
+    """Trace all that a model can launch, compile what the cache lacks, and prove that nothing is missing."""
     settings = _overridden(load_settings(), max_tokens=max_tokens, jobs=jobs)
-    sites = _profile(model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens)
+    sites = _profile(
+        model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
+    )
     if write_profile is not None:
         _write_profile(sites, write_profile)
         return 0
@@ -162,7 +189,9 @@ async def _warm(
 
 
 def _overridden(settings: Settings, **values: int | None) -> Settings:
-    return msgspec.structs.replace(settings, **{name: value for name, value in values.items() if value is not None})
+    return msgspec.structs.replace(
+        settings, **{name: value for name, value in values.items() if value is not None}
+    )
 
 
 def _profile(
@@ -180,7 +209,9 @@ def _profile(
     if profile is not None:
         return read_profile(profile)
     assert model is not None
-    return profile_from_config(model, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens)
+    return profile_from_config(
+        model, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
+    )
 
 
 def _write_profile(profile: Profile, path: Path) -> None:
@@ -194,7 +225,9 @@ def _target(name: str | None) -> tuple[str, Target]:
     try:
         target = probe_target()
     except TargetError as error:
-        raise TargetError(f"no --target given and no GPU to ask: {error}; name one of {', '.join(preset_names())}") from error
+        raise TargetError(
+            f"no --target given and no GPU to ask: {error}; name one of {', '.join(preset_names())}"
+        ) from error
     return target.name, target
 
 
@@ -210,8 +243,8 @@ def _show(coverage: Coverage) -> None:
         done = "would compile" if coverage.dry_run else "compiled"
         count = provider.variants - provider.hits if coverage.dry_run else provider.compiled
         click.echo(
-            f"{name}: {provider.requests} requests, {provider.variants} variants: {provider.hits} in the cache, "
-            f"{done} {count}, failed {provider.failed}; {provider.uncovered} requests not covered"
+            f"{name}: {provider.requests} requests, {provider.variants} variants: "
+            f"{provider.hits} in the cache, {done} {count}, failed {provider.failed}; {provider.uncovered} requests not covered"
         )
     for path in coverage.quarantined:
         click.echo(f"quarantined a corrupt entry: {path}")

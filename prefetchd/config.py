@@ -24,7 +24,7 @@ CONFIG_VARIABLE = "PREFETCHD_CONFIG"
 NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
 NULL_TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"  # the target's fields, read by the shim
 NULL_INTEGER_OPS_VARIABLE = "PREFETCHD_NULL_INTEGER_OPS"  # "1": small integer operators are computed
-NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file (or "stderr") that gets the unanswered entry points at exit
+NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file or "stderr": unanswered entry points, at exit
 STAND_IN_MODE_VARIABLE = "PREFETCHD_STAND_IN"  # "capture" or "forbid", read by the nvcc stand-in
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -74,22 +74,28 @@ def _default_file(environment: Mapping[str, str]) -> Path | None:
     named = environment.get(CONFIG_VARIABLE)
     if named:
         return Path(named)
-    base = environment.get("XDG_CONFIG_HOME") or (environment.get("HOME", "") and environment["HOME"] + "/.config")
-    candidate = Path(base) / "prefetchd" / "prefetchd.toml" if base else None
-    return candidate if candidate and candidate.is_file() else None
+    home = environment.get("HOME")
+    base = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else None)
+    if base is None:
+        return None
+    candidate = Path(base) / "prefetchd" / "prefetchd.toml"
+    return candidate if candidate.is_file() else None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"settings file {path}: {error.strerror}; correct {CONFIG_VARIABLE} or unset it") from error
+        raise ConfigError(
+            f"settings file {path}: {error.strerror}; correct {CONFIG_VARIABLE} or unset it"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"settings file {path}: not TOML: {error}") from error
     for key in table:
         if key not in Settings.__struct_fields__:
-            close = difflib.get_close_matches(key, Settings.__struct_fields__, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(Settings.__struct_fields__)}"
+            known = Settings.__struct_fields__
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
             raise ConfigError(f"settings file {path}: unknown key {key!r}{hint}")
         table[key] = _converted(key, table[key], f"settings file {path}: key {key!r}")
     return table

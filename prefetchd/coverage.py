@@ -46,7 +46,7 @@ class ProviderCoverage(msgspec.Struct, kw_only=True):
 
 
 class Coverage(msgspec.Struct, kw_only=True):
-    """What `prefetchd warm --json` prints. Seconds are wall time, but `compile_cpu_s`, from wait4 of the jobs."""
+    """What `warm --json` prints. Seconds are wall time, but `compile_cpu_s`, from wait4 of the jobs."""
 
     target: str
     max_tokens: int
@@ -83,7 +83,9 @@ class Ledger:
         figures = self.coverage.providers[provider]
         figures.requests += requests
         figures.requests_detail.append(
-            RequestDetail(request=label, variants=len(report.jobs), seconds=round(report.seconds, 4), requests=requests)
+            RequestDetail(
+                request=label, variants=len(report.jobs), seconds=round(report.seconds, 4), requests=requests
+            )
         )
         for job in report.jobs:
             identity = (job.compiler, job.key)

@@ -24,7 +24,18 @@ from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import decode_sweeps
 from prefetchd.provider import Provider, Unavailable, UnknownProvider, load_providers
 from prefetchd.store import Staging
-from prefetchd.trace import MAX_FRAME_BYTES, Failure, Hello, Order, Ready, Refused, Report, Start, encode, to_helper
+from prefetchd.trace import (
+    MAX_FRAME_BYTES,
+    Failure,
+    Hello,
+    Order,
+    Ready,
+    Refused,
+    Report,
+    Start,
+    encode,
+    to_helper,
+)
 from prefetchd.trace_child import Trace, TraceChild
 
 # How long a poll may sleep while traces run: only deadlines depend on it, results wake it.
@@ -32,7 +43,7 @@ POLL_MS = 200
 
 
 class Helper:
-    """Takes orders from a DEALER socket, keeps at most `parallel` trace children, sends one report an order."""
+    """Takes orders from a DEALER socket, runs at most `parallel` traces, sends one report an order."""
 
     def __init__(self, socket: zmq.Socket[bytes], start: Start, scratch: Path) -> None:
         self._socket = socket
@@ -70,7 +81,9 @@ class Helper:
                 message = to_helper.decode(self._socket.recv())
                 if isinstance(message, Order):
                     self._waiting.append(message)
-            for child in [child for fd, child in self._running.items() if fd in ready or child.expired(time.monotonic())]:
+            for child in [
+                child for fd, child in self._running.items() if fd in ready or child.expired(time.monotonic())
+            ]:
                 poller.unregister(child.fd)
                 del self._running[child.fd]
                 report = child.finish()
@@ -91,7 +104,9 @@ class Helper:
         provider = self._providers.get(order.provider)
         if provider is None:
             why = self._unavailable.get(order.provider, f"provider {order.provider!r} was not started here")
-            self._refuse(order, Failure(request=sweep.label(), kind="unavailable", text=why, requests=len(sweep)))
+            self._refuse(
+                order, Failure(request=sweep.label(), kind="unavailable", text=why, requests=len(sweep))
+            )
             return
         compilers = [self._compilers[name] for name in provider.compilers]
         trace = Trace(order.id, order.mode, sweep, provider, compilers, self._scratch / f"trace-{order.id}")
@@ -127,8 +142,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         require_null_device()
-        with Staging(arguments.scratch) as staging:
-            helper = Helper(socket, start, staging.path)
+        with Staging(Path(arguments.scratch), variable="TMPDIR") as staging:
+            helper = Helper(socket, start, staging.directory)
             socket.send(encode(helper.prepare()))
             helper.serve()
     except NullDeviceBroken as error:

@@ -8,6 +8,7 @@ key is compiled once, and a holder that dies only costs its own work: the kernel
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from prefetchd.compilers.base import ArtifactInvalid, Compiler, EntryState, Job
+from prefetchd.compilers.base import ArtifactInvalid, Compiler, CompilerUnavailable, EntryState, Job
 from prefetchd.jobs import JobPool
-from prefetchd.store import KeyLocks, Staging
+from prefetchd.store import KeyLocks, Staging, quarantine
 
 # How often a key that another process compiles is looked at; a compile takes seconds.
 FOREIGN_POLL_S = 0.1
@@ -44,22 +45,34 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pipeline:
-    """Compiles jobs of one compiler into one cache root with a bounded number of processes."""
+    """Compiles jobs of one compiler into its cache with a bounded number of processes.
+
+    `quarantined` hears where each corrupt entry that stood in the way lies now.
+    """
 
     def __init__(
-        self, compiler: Compiler, root: Path, pool: JobPool, staging: Staging, locks: KeyLocks
+        self,
+        compiler: Compiler,
+        *,
+        pool: JobPool,
+        slots: int,
+        staging: Staging,
+        locks: KeyLocks,
+        quarantined: Callable[[Path], None],
     ) -> None:
         self._compiler = compiler
-        self._root = root
+        self._root = compiler.cache_root()
         self._pool = pool
+        self._slots = slots
         self._staging = staging
         self._locks = locks
+        self._quarantined = quarantined
 
     async def run(self, jobs: Iterable[Job], done: Callable[[JobOutcome], None]) -> None:
-        """Compiles all jobs, longest first; `done` hears of each as it ends. Cancelling it ends every compile."""
+        """Compiles all jobs, longest first; `done` hears of each as it ends. Cancelling ends every compile."""
         queue = deque(sorted(jobs, key=lambda job: -job.cost))
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._pool.slots, len(queue))):
+            for _ in range(min(self._slots, len(queue))):
                 group.create_task(self._worker(queue, done))
 
     async def _worker(self, queue: deque[Job], done: Callable[[JobOutcome], None]) -> None:
@@ -80,22 +93,31 @@ class Pipeline:
                 self._locks.release(job.key)
 
     async def _compile(self, job: Job) -> JobOutcome:
-        if self._compiler.state(job.key, self._root) is EntryState.PUBLISHED:
-            return JobOutcome(job=job, ending=Ending.FOUND)
         try:
+            state = self._compiler.look_up(job.key)
+            if state is EntryState.PUBLISHED:
+                return JobOutcome(job=job, ending=Ending.FOUND)
+            if state is EntryState.CORRUPT:
+                self._quarantine(job)
             with self._staging.entry(job.key) as entry:
                 result = await self._pool.run(self._compiler.compile(job, entry), log=entry / "output.log")
-                cost = {"cpu_s": result.cpu_s, "wall_s": result.wall_s}
+                cpu_s, wall_s = result.cpu_s, result.wall_s
                 if not result.ok:
-                    return JobOutcome(job=job, ending=Ending.FAILED, text=result.describe(), **cost)
+                    text = f"{result.describe()}\n{result.output}".strip()
+                    return JobOutcome(job=job, ending=Ending.FAILED, text=text, cpu_s=cpu_s, wall_s=wall_s)
                 self._compiler.verify(job, entry)
                 published = self._compiler.publish(job, entry, self._root)
                 ending = Ending.COMPILED if published else Ending.FOUND
-                return JobOutcome(job=job, ending=ending, **cost)
-        except ArtifactInvalid as error:
+                return JobOutcome(job=job, ending=ending, cpu_s=cpu_s, wall_s=wall_s)
+        except (ArtifactInvalid, CompilerUnavailable) as error:
             return JobOutcome(job=job, ending=Ending.FAILED, text=str(error))
         except OSError as error:
             return JobOutcome(job=job, ending=Ending.FAILED, text=_advice(error, self._root))
+
+    def _quarantine(self, job: Job) -> None:
+        """Moves what an engine would fail on out of its way; we hold the key, so nobody published since."""
+        with contextlib.suppress(FileNotFoundError):
+            self._quarantined(quarantine(self._root, self._compiler.entry_path(job.key, self._root)))
 
 
 def _advice(error: OSError, root: Path) -> str:

@@ -1,6 +1,6 @@
-"""What a person sees while something long runs: bars on a terminal, plain lines elsewhere, nothing with --json.
+"""What a person sees while something long runs: bars on a terminal, plain lines elsewhere.
 
-Everything goes to standard error, so that standard output holds results only.
+With --json nothing is shown. Everything goes to standard error, so that standard output holds results only.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ class Live:
     def phase(self, name: str, total: int) -> Iterator[Callable[[str], None]]:
         """A bar with counts and the time left."""
         columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Bars(*columns, TimeRemainingColumn(), TextColumn("{task.fields[part]}"), console=self._console) as bars:
+        with Bars(
+            *columns, TimeRemainingColumn(), TextColumn("{task.fields[part]}"), console=self._console
+        ) as bars:
             task = bars.add_task(name, total=total, part="")
 
             def advance(part: str) -> None:
@@ -101,4 +103,5 @@ class Live:
 def _summary(coverage: Coverage, missing: int) -> str:
     requests = sum(provider.requests for provider in coverage.providers.values())
     variants = sum(provider.variants for provider in coverage.providers.values())
-    return f"{requests} requests need {variants} variants: {variants - missing} in the cache, {missing} to compile"
+    found = variants - missing
+    return f"{requests} requests need {variants} variants: {found} in the cache, {missing} to compile"

@@ -45,11 +45,14 @@ class Provider(ABC):
 
     @abstractmethod
     def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
-        """Requests that this batch will cause; over-asking is fine. Raises nothing: an empty plan is the answer."""
+        """Requests that this batch will cause; over-asking is fine. Raises nothing: it may answer none."""
 
     @abstractmethod
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
-        """Every request the profile can cause within the limits. Raises `ValueError` naming a site it cannot serve."""
+        """Every request the profile can cause within the limits.
+
+        Raises `ValueError` naming a site whose fields it cannot serve; ops of other families are left alone.
+        """
 
     def universe_sweeps(self, profile: Profile, limits: Limits) -> Iterable[Sweep]:
         """The same universe as sweeps, which a family of many shapes names directly. Raises as `universe`."""
@@ -57,14 +60,14 @@ class Provider(ABC):
 
     @abstractmethod
     def warm_up(self) -> None:
-        """Imports the library, once, in the helper's parent; must not initialise CUDA, launch or allocate on the device.
+        """Imports the library, once, in the helper's parent; must not initialise CUDA or launch anything.
 
         Raises `Unavailable` when the library is not installed or does not load, with the reason.
         """
 
     @abstractmethod
     def run(self, request: Request) -> None:
-        """Calls the library's own op on null-device tensors of the request's shape and returns when it has launched.
+        """Calls the library's own op on null-device tensors of the request's shape.
 
         Raises `Unavailable` for an entry point the library lacks. Whatever else the library raises passes
         through and is reported with the request; a crash of the process costs this request only.
@@ -77,5 +80,6 @@ def load_providers(names: Iterable[str] = ()) -> dict[str, Provider]:
     wanted = tuple(names) or tuple(found)
     for name in wanted:
         if name not in found:
-            raise UnknownProvider(f"provider {name!r} is not installed; installed: {', '.join(sorted(found)) or 'none'}")
+            installed = ", ".join(sorted(found)) or "none"
+            raise UnknownProvider(f"provider {name!r} is not installed; installed: {installed}")
     return {name: found[name].load()() for name in wanted}

@@ -50,7 +50,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(line: bytes) -> Record:
-    """The record of one line. Raises `RecordError`; a newer version is read as far as its fields are known."""
+    """The record of one line. Raises `RecordError`; a newer version is read as far as it is known."""
     if len(line) > MAX_LINE_BYTES:
         raise RecordError(f"line of {len(line)} bytes, more than {MAX_LINE_BYTES}")
     try:

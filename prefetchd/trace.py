@@ -26,7 +26,7 @@ FailureKind = Literal["unavailable", "error", "crash", "hang", "miss"]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a sweep that did not run. `requests` counts those it stands for (all after a give-up)."""
+    """One request of a sweep that did not run. `requests` counts those it stands for."""
 
     request: str
     kind: FailureKind

@@ -1,4 +1,4 @@
-"""One trace: a child forked from the helper's warm parent runs a sweep's requests and reports what it captured.
+"""One trace: a child forked from the helper's warm parent runs a sweep and reports what it captured.
 
 The child counts its progress in shared memory, so that after a crash or a hang the parent knows which
 request did it, writes that one off and forks a successor that goes on behind it, in the same scratch
@@ -75,7 +75,7 @@ class TraceChild:
         return now - self._begun > self._timeout_s
 
     def finish(self) -> Report | None:
-        """The report, once `fd` is readable or the time is up; None when `go_on` must follow, after a crash."""
+        """The report, once `fd` is readable or the time is up; None when `go_on` must follow a crash."""
         hung = self.expired(time.monotonic())
         if hung:
             os.kill(self._pid, signal.SIGKILL)
@@ -94,7 +94,7 @@ class TraceChild:
         )
 
     def go_on(self) -> None:
-        """Forks the process that runs the sweep from its first request, or from behind the one written off."""
+        """Forks the process that runs the sweep from its start, or from behind the request written off."""
         reader, writer = os.pipe()
         self._begun = time.monotonic()
         struct.pack_into("<q", self._progress, 0, self._first)
@@ -160,7 +160,11 @@ class TraceChild:
         return _Outcome(seconds=time.perf_counter() - begun, jobs=jobs, failures=failures)
 
     def _context(self, compiler: Compiler) -> contextlib.AbstractContextManager[Capture]:
-        return compiler.capture(self._trace.scratch) if self._trace.mode == "capture" else compiler.forbid(self._trace.scratch)
+        return (
+            compiler.capture(self._trace.scratch)
+            if self._trace.mode == "capture"
+            else compiler.forbid(self._trace.scratch)
+        )
 
     def _remaining(self) -> Iterator[tuple[int, Request]]:
         return islice(enumerate(self._trace.sweep.expand()), self._first, None)
@@ -173,7 +177,9 @@ class TraceChild:
         except Exception as error:
             missed = self._trace.mode == "forbid" and any(capture.jobs() for capture in captures)
             kind: FailureKind = "miss" if missed else "error"
-            return Failure(request=Sweep(request).label(), kind=kind, text=f"{type(error).__name__}: {error}"[:MAX_TEXT])
+            return Failure(
+                request=Sweep(request).label(), kind=kind, text=f"{type(error).__name__}: {error}"[:MAX_TEXT]
+            )
         return None
 
     def _last_words(self) -> str:

@@ -22,7 +22,6 @@ import zmq.asyncio
 
 from prefetchd.null_device import launcher
 from prefetchd.protocol import PROTOCOL_VERSION, Sweep, encode_sweeps
-from prefetchd.store import Staging
 from prefetchd.targets import Target
 from prefetchd.trace import (
     MAX_FRAME_BYTES,
@@ -130,20 +129,26 @@ class Tracer:
     async def _handshake(self) -> Ready:
         hello = asyncio.create_task(self._greet())
         ended = asyncio.create_task(self._process.wait())
-        done, _ = await asyncio.wait({hello, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            {hello, ended}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+        )
         if hello in done:
             ended.cancel()
             return hello.result()
         hello.cancel()
         if ended in done:
-            raise HelperFailed(f"the helper ended with status {self._process.returncode} before it was ready: {self._tail()}")
+            raise HelperFailed(
+                f"the helper ended with status {self._process.returncode} before it was ready: {self._tail()}"
+            )
         raise HelperFailed(f"the helper was not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}")
 
     async def _greet(self) -> Ready:
         self._identity, frame = await self._socket.recv_multipart()
         hello = from_helper.decode(frame)
         if not isinstance(hello, Hello) or hello.protocol != PROTOCOL_VERSION:
-            raise HelperFailed(f"the helper greeted with {hello}, not protocol {PROTOCOL_VERSION}; reinstall prefetchd")
+            raise HelperFailed(
+                f"the helper greeted with {hello}, not protocol {PROTOCOL_VERSION}; reinstall prefetchd"
+            )
         await self._socket.send_multipart([self._identity, encode(self._start)])
         _, frame = await self._socket.recv_multipart()
         message = from_helper.decode(frame)
@@ -164,7 +169,9 @@ class Tracer:
         status = await self._process.wait()
         await asyncio.sleep(DRAIN_S)
         for id in list(self._pending):
-            self._resolve(_lost(id, self._labels[id], f"the helper ended with status {status}: {self._tail()}"))
+            self._resolve(
+                _lost(id, self._labels[id], f"the helper ended with status {status}: {self._tail()}")
+            )
 
     def _resolve(self, report: Report) -> None:
         future = self._pending.pop(report.id, None)
@@ -193,4 +200,6 @@ def _lost(id: int, sweep: Sweep, text: str) -> Report:
 
 def _socket_parent() -> str | None:
     """A directory whose socket paths fit; None takes the default, else the short one that every Linux has."""
-    return None if len(tempfile.gettempdir()) + len("/prefetchd-xxxxxxxx/helper") <= MAX_SOCKET_PATH else "/tmp"
+    return (
+        None if len(tempfile.gettempdir()) + len("/prefetchd-xxxxxxxx/helper") <= MAX_SOCKET_PATH else "/tmp"
+    )

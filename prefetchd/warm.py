@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 
 import msgspec
 
@@ -26,7 +25,7 @@ from prefetchd.profiles import Profile
 from prefetchd.progress import Progress
 from prefetchd.protocol import Sweep
 from prefetchd.provider import Limits, Provider
-from prefetchd.store import KeyLocks, Staging, quarantine
+from prefetchd.store import KeyLocks, Staging
 from prefetchd.targets import Target
 from prefetchd.trace import Mode, Report
 from prefetchd.tracer import Tracer
@@ -56,7 +55,7 @@ async def warm(
     environment: Mapping[str, str],
     progress: Progress,
 ) -> Coverage:
-    """Runs the whole warm-up. Raises `HelperFailed`, `CompilerUnavailable`, `StoreUnwritable`; else it returns.
+    """Runs the whole warm-up. Raises `HelperFailed`, `CompilerUnavailable` and `StoreUnwritable`.
 
     Cancelling it ends every process it started and keeps what is published.
     """
@@ -74,7 +73,7 @@ async def warm(
         for site, report in zip(sites, traced, strict=True):
             ledger.traced(site.provider, site.sweep.label(), len(site.sweep), report)
         ledger.coverage.trace_s = round(time.perf_counter() - begun, 3)
-        missing = _look_up(ledger, compilers, dry_run=plan.dry_run)
+        missing = _look_up(ledger, compilers)
         progress.found(ledger.coverage, len(missing))
         if plan.dry_run:
             return ledger.coverage
@@ -98,9 +97,7 @@ def _sites(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) ->
     return sites
 
 
-async def _trace_all(
-    tracer: Tracer, sites: Sequence[_Site], mode: Mode, progress: Progress
-) -> list[Report]:
+async def _trace_all(tracer: Tracer, sites: Sequence[_Site], mode: Mode, progress: Progress) -> list[Report]:
     with progress.phase("trace" if mode == "capture" else "prove", len(sites)) as advance:
 
         async def one(site: _Site) -> Report:
@@ -111,19 +108,14 @@ async def _trace_all(
         return list(await asyncio.gather(*(one(site) for site in sites)))
 
 
-def _look_up(ledger: Ledger, compilers: Mapping[str, Compiler], *, dry_run: bool) -> list[Job]:
-    """The jobs whose artifact the engine's cache lacks; corrupt entries are moved out of the engine's way."""
+def _look_up(ledger: Ledger, compilers: Mapping[str, Compiler]) -> list[Job]:
+    """The jobs whose artifact the engine would not find; a corrupt one counts as not found."""
     missing = []
     for job in ledger.jobs():
-        compiler = compilers[job.compiler]
-        root = compiler.cache_root()
-        state = compiler.state(job.key, root)
-        if state is EntryState.PUBLISHED:
+        if compilers[job.compiler].look_up(job.key) is EntryState.PUBLISHED:
             ledger.hit(job)
-            continue
-        missing.append(job)
-        if state is EntryState.CORRUPT and not dry_run:
-            ledger.coverage.quarantined.append(str(quarantine(compiler.entry_path(job.key, root), root)))
+        else:
+            missing.append(job)
     return missing
 
 
@@ -150,15 +142,18 @@ async def _compile_all(
         for name, compiler in compilers.items():
             jobs = [job for job in missing if job.compiler == name]
             if jobs:
-                root = compiler.cache_root()
-                staging, locks = stack.enter_context(_opened(root))
-                await Pipeline(compiler, root, pool, staging, locks).run(jobs, done)
-
-
-@contextmanager
-def _opened(root: Path) -> Iterator[tuple[Staging, KeyLocks]]:
-    with Staging(root) as staging, KeyLocks(root) as locks:
-        yield staging, locks
+                root, variable = compiler.cache_root(), compiler.cache_variable
+                staging = stack.enter_context(Staging(root, variable=variable))
+                locks = stack.enter_context(closing(KeyLocks(root, variable=variable)))
+                pipeline = Pipeline(
+                    compiler,
+                    pool=pool,
+                    slots=slots,
+                    staging=staging,
+                    locks=locks,
+                    quarantined=lambda path: ledger.coverage.quarantined.append(str(path)),
+                )
+                await pipeline.run(jobs, done)
 
 
 def uncovered_lines(coverage: Coverage) -> Iterable[str]:

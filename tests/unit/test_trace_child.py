@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from prefetchd.compilers.base import Capture, Command, Compiler, EntryState, Job
+from prefetchd.deep_gemm_requests import Bf16GemmNt
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch, Request, Sweep, sweeps
-from prefetchd.deep_gemm_requests import Bf16GemmNt
 from prefetchd.provider import Limits, Provider, Unavailable
 from prefetchd.trace import Mode, Report
 from prefetchd.trace_child import MAX_CRASHES, MAX_FAILURES, Trace, TraceChild
@@ -90,7 +90,12 @@ class ActingProvider(Provider):
 
 
 def run(
-    tmp_path: Path, act: Callable[[int], None], *, sweep: Sweep = SWEEP, mode: Mode = "capture", timeout_s: float = 60
+    tmp_path: Path,
+    act: Callable[[int], None],
+    *,
+    sweep: Sweep = SWEEP,
+    mode: Mode = "capture",
+    timeout_s: float = 60,
 ) -> Report:
     trace = Trace(7, mode, sweep, ActingProvider(act), [FileCompiler()], tmp_path / "scratch")
     child = TraceChild(trace, timeout_s)
@@ -205,7 +210,9 @@ def test_child_does_not_outlive_the_process_that_forked_it(tmp_path: Path) -> No
 
     middle = os.fork()
     if middle == 0:
-        TraceChild(Trace(1, "capture", SWEEP, ActingProvider(act), [FileCompiler()], tmp_path / "scratch"), 60)
+        TraceChild(
+            Trace(1, "capture", SWEEP, ActingProvider(act), [FileCompiler()], tmp_path / "scratch"), 60
+        )
         signal.pause()
     child = int(os.read(reader, 32))
     handle = os.pidfd_open(child)

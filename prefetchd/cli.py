@@ -244,7 +244,8 @@ def _show(coverage: Coverage) -> None:
         count = provider.variants - provider.hits if coverage.dry_run else provider.compiled
         click.echo(
             f"{name}: {provider.requests} requests, {provider.variants} variants: "
-            f"{provider.hits} in the cache, {done} {count}, failed {provider.failed}; {provider.uncovered} requests not covered"
+            f"{provider.hits} in the cache, {done} {count}, failed {provider.failed}; "
+            f"{provider.uncovered} requests not covered"
         )
     for path in coverage.quarantined:
         click.echo(f"quarantined a corrupt entry: {path}")

@@ -69,7 +69,7 @@ class Pipeline:
         self._quarantined = quarantined
 
     async def run(self, jobs: Iterable[Job], done: Callable[[JobOutcome], None]) -> None:
-        """Compiles all jobs, longest first; `done` hears of each as it ends. Cancelling ends every compile."""
+        """Compiles all jobs, longest first; `done` hears of each end. Cancelling ends every compile."""
         queue = deque(sorted(jobs, key=lambda job: -job.cost))
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._slots, len(queue))):

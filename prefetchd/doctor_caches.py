@@ -94,7 +94,7 @@ def deep_gemm_cache(machine: Machine) -> Verdict:
         return fail("deep_gemm has no usable cache directory", str(error))
     variables = LAYOUTS[line].cache_variables
     origin = next((name for name in variables if name in machine.environment), "default")
-    verdict = _judged(survey(machine, roots[0]), origin, CACHE_VARIABLE)
+    verdict = judge(survey(machine, roots[0]), origin, CACHE_VARIABLE)
     if len(roots) == 1:
         return verdict
     unreadable = [str(root) for root in roots[1:] if not os.access(root, os.R_OK | os.X_OK)]
@@ -116,7 +116,7 @@ def triton_cache(machine: Machine) -> Verdict:
             f"{root} ({origin}) is not an absolute path: each process looks under its own directory",
             f"set {TRITON_VARIABLE} to an absolute directory, {EVERYWHERE}",
         )
-    return _judged(survey(machine, root), origin, TRITON_VARIABLE)
+    return judge(survey(machine, root), origin, TRITON_VARIABLE)
 
 
 def mounts(machine: Machine) -> Verdict:
@@ -161,7 +161,8 @@ def survey(machine: Machine, path: Path) -> Place:
     )
 
 
-def _judged(place: Place, origin: str, variable: str) -> Verdict:
+def judge(place: Place, origin: str, variable: str) -> Verdict:
+    """What a directory on such a disk means for publishing."""
     found = f"{place} ({origin})"
     elsewhere = f"set {variable} to another directory, {EVERYWHERE}"
     if not place.writable:

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
 from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Literal
@@ -82,8 +81,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     def package(self, name: str) -> Path | None:
         """The directory of a top-level package, found without importing it."""
-        spec = PathFinder.find_spec(name, list(self.packages))
-        return Path(spec.origin).parent if spec and spec.origin else None
+        places = (Path(root) / name for root in self.packages)
+        return next((place for place in places if exists(place / "__init__.py")), None)
 
     def run(self, *command: str) -> str:
         """What a program prints, both streams. Raises `ProgramFailed` unless it ends with 0 in time."""

@@ -161,7 +161,7 @@ def _broken_pins(machine: Machine) -> list[str]:
 
 
 def _meets(installed: str, operator: str, wanted: str) -> bool:
-    """`==1.2` compares all but the local part, `==1.2.*` and `~=1.2.0` the series, `~=` also what is oldest."""
+    """`==1.2` compares all but the local part, `==1.2.*` and `~=1.2.0` the series."""
     public = installed if "+" in wanted else installed.partition("+")[0]
     if operator == "==" and not wanted.endswith(".*"):
         return public == wanted

@@ -33,6 +33,8 @@ def null_device(machine: Machine) -> Verdict:
         verify(null_environment(target, machine.environment, integer_ops=False))
     except NullDeviceBroken as error:
         return fail(str(error), REINSTALL)
+    except OSError as error:
+        return fail(f"the self-test cannot be started: {error}", "give this user an interpreter it may run")
     return ok(f"self-test passed ({target.name})")
 
 

@@ -20,6 +20,8 @@ from prefetchd.doctor_libraries import LINE_NAMES, deep_gemm_directory, deep_gem
 
 # These make DeepGEMM disassemble every kernel it compiles.
 DUMP_VARIABLES = ("DG_JIT_DUMP_SASS", "DG_JIT_DUMP_ASM")
+# What people write for "no" in a variable that a library reads as a number.
+OFF = ("", "0", "false", "no")
 # Triton looks for these, in this order, when CC is unset.
 C_COMPILERS = ("gcc", "clang", "cc")
 
@@ -109,7 +111,7 @@ def cuobjdump(machine: Machine) -> Verdict:
         return ok(found)
     install = "install cuda-cuobjdump (package nvidia-cuda-cuobjdump) beside nvcc"
     for variable in DUMP_VARIABLES:
-        if machine.environment.get(variable, "0") not in ("", "0"):
+        if machine.environment.get(variable, "").lower() not in OFF:
             return fail(f"{NO_CUOBJDUMP}, and {variable} needs it", f"unset {variable}, or {install}")
     return missing(NO_CUOBJDUMP, f"only some older DeepGEMM builds need it at load: {install}")
 
@@ -131,7 +133,7 @@ def c_compiler(machine: Machine) -> Verdict:
 def nvrtc(machine: Machine) -> Verdict:
     """Is DeepGEMM told to compile inside the engine's process?"""
     value = machine.environment.get("DG_JIT_USE_NVRTC", "")
-    if value in ("", "0"):
+    if value.lower() in OFF:
         return ok("DG_JIT_USE_NVRTC is not set, DeepGEMM compiles with nvcc")
     return fail(
         f"DG_JIT_USE_NVRTC={value}: DeepGEMM compiles inside its own process, where nothing can be captured",

@@ -110,6 +110,8 @@ class GroupedContiguous(Request, frozen=True, kw_only=True):
     k: Size
     psum: bool = False
     expected_m: SizeOrDefault = 0
+    # What the engine told the library to align groups to; 0 is the library's own value.
+    alignment: SizeOrDefault = 0
     compiled_dims: str | None = None
 
 
@@ -296,6 +298,8 @@ class Fp8Fp4MqaLogits(MqaLogits, frozen=True, kw_only=True, tag="fp8_fp4_mqa_log
     """Queries and keys of one type, FP8 or packed FP4; `scheduled` passes precomputed metadata."""
 
     fp4: bool = False
+    # MX scales on both sides; None is what this package takes for the type on the device.
+    scaled: bool | None = None
     output: Output = "float32"
     scheduled: bool = False
 
@@ -334,6 +338,8 @@ class Fp8Fp4PagedMqaLogits(PagedMqaLogits, frozen=True, kw_only=True, tag="fp8_f
     """Queries and cache of one type, FP8 or packed FP4."""
 
     fp4: bool = False
+    # As for the contiguous logits.
+    scaled: bool | None = None
     output: Output = "float32"
 
 

@@ -9,7 +9,9 @@ covers that (`rows`), whatever the engine's quantizer writes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 
 MODULE = "prefetchd.deep_gemm_requests"
 OPS = {op: kind for op, kind in REQUEST_TYPES.items() if kind.__module__ == MODULE}
+# torch's switch for answering `is_available` without the CUDA runtime.
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+# How the library aligns groups unless an engine tells it otherwise.
+LIBRARY_ALIGNMENT = 128
 # Batches that repeat are planned once; decoding repeats a few hundred sizes.
 PLANS_REMEMBERED = 4096
 
@@ -60,7 +66,7 @@ class DeepGemmProvider(Provider):
 
     def universe_sweeps(self, profile: Profile, limits: Limits) -> Iterable[Sweep]:
         """The universe, a sweep a site. Raises `ValueError` naming a site whose op or option is wrong."""
-        sites = [(site, template(site)) for site in profile.gemms if site.op in OPS]
+        sites = [(site, template(site, profile.alignment)) for site in profile.gemms if site.op in OPS]
         for site, request in sites:
             spans = tuple(
                 (r.start, r.stop, r.step) for r in m_ranges(site, profile, limits.max_tokens) if len(r)
@@ -74,8 +80,9 @@ class DeepGemmProvider(Provider):
     def warm_up(self) -> None:
         """Imports torch and the library."""
         try:
-            from .deep_gemm_ops import dense, grouped  # noqa: F401
-        except ImportError as error:
+            with _nothing_initialised():
+                from .deep_gemm_ops import attention, dense, grouped, others  # noqa: F401
+        except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"deep_gemm does not load: {error}") from error
 
     def run(self, request: Request) -> None:
@@ -93,8 +100,22 @@ class DeepGemmProvider(Provider):
         return Driver()
 
 
-def template(site: GemmSite) -> Request:
-    """The site's request at one row. Raises `ValueError` naming the site and what is wrong with it."""
+@contextmanager
+def _nothing_initialised() -> Iterator[None]:
+    """Older packages ask at import whether CUDA is there; through NVML that leaves the process forkable."""
+    before = os.environ.get(NVML_CHECK)
+    os.environ[NVML_CHECK] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[NVML_CHECK]
+        else:
+            os.environ[NVML_CHECK] = before
+
+
+def template(site: GemmSite, alignment: int = LIBRARY_ALIGNMENT) -> Request:
+    """The site's request at one row, groups aligned as given. Raises `ValueError` naming the site and what is wrong with it."""
     kind = OPS[site.op]
     known = set(kind.__struct_fields__)
     unknown = sorted(set(site.options) - known)
@@ -106,6 +127,8 @@ def template(site: GemmSite) -> Request:
     fields = {name: size for name, size in sizes.items() if name in known and size}
     if kind.sweep_field is not None:
         fields[kind.sweep_field] = 1
+    if "alignment" in known and alignment != LIBRARY_ALIGNMENT:
+        fields["alignment"] = alignment
     try:
         return request_from_fields({"op": site.op, **fields, **site.options})
     except MalformedRequest as error:
@@ -122,7 +145,7 @@ def _layout_requests(request: Request, major: int | None) -> Iterator[Request]:
     """The calls that reach the layout kernels for this site's scales; one row count is enough for each."""
     if getattr(request, "scale_layout", None) != "tma" or getattr(request, "scales", None) != "auto":
         return
-    yield msgspec.structs.replace(request, scales="float32", scale_layout="rows")  # type: ignore[call-arg]
+    yield msgspec.structs.replace(request, scales="float32", scale_layout="rows")
 
 
 def _planner(profile: Profile) -> Any:
@@ -131,7 +154,7 @@ def _planner(profile: Profile) -> Any:
         if site.op not in OPS:
             continue
         try:
-            sites.append((site, template(site)))
+            sites.append((site, template(site, profile.alignment)))
         except ValueError:
             continue
 

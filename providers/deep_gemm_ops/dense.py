@@ -26,7 +26,7 @@ from prefetchd.deep_gemm_requests import (
     Fp8GemmTt,
 )
 
-from .driver import BF16, FLOAT, FP4, FP8, Driver, drives, given
+from .driver import BF16, FLOAT, FP4, FP8, Call, Driver, drives, given
 from .scales import activation_scales, recipe, weight_scales
 
 DTYPES = {"bfloat16": BF16, "float32": FLOAT}
@@ -41,13 +41,13 @@ def result(driver: Driver, request: DenseGemm) -> tuple[torch.Tensor, torch.Tens
 
 
 @drives(Fp8GemmNt)
-def fp8_gemm_nt(driver: Driver, request: Fp8GemmNt) -> None:
+def fp8_gemm_nt(driver: Driver, call: Call, request: Fp8GemmNt) -> None:
     """Plain: what engines call."""
     m, n, k = request.m, request.n, request.k
     d, c = result(driver, request)
     sfa = activation_scales(driver, m, k, request.scales, request.scale_layout)
     sfb = weight_scales(driver, n, k, request.scales, request.weight_block)
-    driver.op("fp8_gemm_nt")(
+    call(
         (driver.tensor("a", FP8, m, k), sfa),
         (driver.weight("b", FP8, n, k), sfb),
         d,
@@ -58,10 +58,8 @@ def fp8_gemm_nt(driver: Driver, request: Fp8GemmNt) -> None:
     )
 
 
-@drives(Fp8GemmNn)
-@drives(Fp8GemmTn)
-@drives(Fp8GemmTt)
-def fp8_gemm_transposed(driver: Driver, request: Fp8Gemm) -> None:
+@drives(Fp8GemmNn, Fp8GemmTn, Fp8GemmTt)
+def fp8_gemm_transposed(driver: Driver, call: Call, request: Fp8Gemm) -> None:
     """Operands (and scales) transposed: on sm_90, which only multiplies K-major ones, as views of such."""
     op = op_of(request)
     m, n, k = request.m, request.n, request.k
@@ -74,7 +72,7 @@ def fp8_gemm_transposed(driver: Driver, request: Fp8Gemm) -> None:
         a, sfa = (driver.tensor("a", FP8, k, m) if driver.major >= 10 else a.T), sfa.T
     if op[-1] == "n":
         b, sfb = (driver.weight("b", FP8, k, n) if driver.major >= 10 else b.T), sfb.T
-    driver.op(op)(
+    call(
         (a, sfa),
         (b, sfb),
         d,
@@ -85,14 +83,14 @@ def fp8_gemm_transposed(driver: Driver, request: Fp8Gemm) -> None:
     )
 
 
-@drives(Fp8Fp4GemmNt, majors=(10,))
-def fp8_fp4_gemm_nt(driver: Driver, request: Fp8Fp4GemmNt) -> None:
+@drives(Fp8Fp4GemmNt, majors=(10, 12))
+def fp8_fp4_gemm_nt(driver: Driver, call: Call, request: Fp8Fp4GemmNt) -> None:
     """Mixed: the two sides are scaled at different widths, so each has its recipe."""
     m, n, k = request.m, request.n, request.k
     d, c = result(driver, request)
     sfa = activation_scales(driver, m, k, request.scales, request.scale_layout, gran_k=request.gran_k)
     sfb = weight_scales(driver, n, k, request.scales, 1, gran_k=FP4_GRAN_K)
-    driver.op("fp8_fp4_gemm_nt")(
+    call(
         (driver.tensor("a", FP8, m, k), sfa),
         (driver.weight("b", FP4, n, k // 2), sfb),
         d,
@@ -103,14 +101,14 @@ def fp8_fp4_gemm_nt(driver: Driver, request: Fp8Fp4GemmNt) -> None:
     )
 
 
-@drives(Fp4GemmNt, majors=(10,))
-def fp4_gemm_nt(driver: Driver, request: Fp4GemmNt) -> None:
+@drives(Fp4GemmNt, majors=(10, 12), other_names=("fp8_fp4_gemm_nt",))
+def fp4_gemm_nt(driver: Driver, call: Call, request: Fp4GemmNt) -> None:
     """FP4 on both sides."""
     m, n, k = request.m, request.n, request.k
     d, c = result(driver, request)
     sfa = activation_scales(driver, m, k, request.scales, request.scale_layout, gran_k=FP4_GRAN_K)
     sfb = weight_scales(driver, n, k, request.scales, 1, gran_k=FP4_GRAN_K)
-    driver.op("fp4_gemm_nt")(
+    call(
         (driver.tensor("a", FP4, m, k // 2), sfa),
         (driver.weight("b", FP4, n, k // 2), sfb),
         d,
@@ -121,11 +119,8 @@ def fp4_gemm_nt(driver: Driver, request: Fp4GemmNt) -> None:
     )
 
 
-@drives(Bf16GemmNt)
-@drives(Bf16GemmNn)
-@drives(Bf16GemmTn)
-@drives(Bf16GemmTt)
-def bf16_gemm(driver: Driver, request: Bf16Gemm) -> None:
+@drives(Bf16GemmNt, Bf16GemmNn, Bf16GemmTn, Bf16GemmTt)
+def bf16_gemm(driver: Driver, call: Call, request: Bf16Gemm) -> None:
     """All four: BF16 may be K-major or not on every architecture."""
     op = op_of(request)
     m, n, k = request.m, request.n, request.k
@@ -133,11 +128,11 @@ def bf16_gemm(driver: Driver, request: Bf16Gemm) -> None:
     a = driver.tensor("a", BF16, k, m) if op[-2] == "t" else driver.tensor("a", BF16, m, k)
     b = driver.weight("b", BF16, k, n) if op[-1] == "n" else driver.weight("b", BF16, n, k)
     with deterministic(request.deterministic):
-        driver.op(op)(a, b, d, c, **given(compiled_dims=request.compiled_dims))
+        call(a, b, d, c, **given(compiled_dims=request.compiled_dims))
 
 
 @drives(Fp8GemmNtSkipHeadMid)
-def fp8_gemm_nt_skip_head_mid(driver: Driver, request: Fp8GemmNtSkipHeadMid) -> None:
+def fp8_gemm_nt_skip_head_mid(driver: Driver, call: Call, request: Fp8GemmNtSkipHeadMid) -> None:
     """The output has a gap in every head, so it is wider than N."""
     m, n, k = request.m, request.n, request.k
     split = request.left + request.right
@@ -145,7 +140,7 @@ def fp8_gemm_nt_skip_head_mid(driver: Driver, request: Fp8GemmNtSkipHeadMid) -> 
     d = driver.tensor("d", BF16, m, heads * (split + request.middle))
     sfa = activation_scales(driver, m, k, request.scales, request.scale_layout)
     sfb = weight_scales(driver, n, k, request.scales, 128)
-    driver.op("fp8_gemm_nt_skip_head_mid")(
+    call(
         (driver.tensor("a", FP8, m, k), sfa),
         (driver.weight("b", FP8, n, k), sfb),
         d,

@@ -9,6 +9,7 @@ its layout kernels from the strides.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import deep_gemm
@@ -25,20 +26,32 @@ INT = torch.int32
 # Two FP4 values lie in one byte, and the library knows the pair as int8.
 FP4 = torch.int8
 
-R = TypeVar("R", bound=Request)
-Drive = Callable[["Driver", Any], None]
+Call = Callable[..., Any]
+# Takes the driver, the library's public function and the request.
+Run = Callable[["Driver", Call, Any], None]
+F = TypeVar("F", bound=Callable[..., None])
 
-# How each request type is run, and the architectures (major numbers) for which the library has it.
-DRIVES: dict[type[Request], tuple[Drive, tuple[int, ...]]] = {}
+
+@dataclass(frozen=True)
+class Drive:
+    """How requests of one type are run: by which public function, for which architectures (major numbers)."""
+
+    run: Run
+    majors: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+DRIVES: dict[type[Request], Drive] = {}
 
 
 def drives(
-    kind: type[R], majors: tuple[int, ...] = (9, 10)
-) -> Callable[[Callable[[Driver, R], None]], Callable[[Driver, R], None]]:
-    """Registers the function that runs requests of this type."""
+    *kinds: type[Request], majors: tuple[int, ...] = (9, 10, 12), other_names: tuple[str, ...] = ()
+) -> Callable[[F], F]:
+    """Registers the function that runs requests of these types; packages may know an op by other names."""
 
-    def register(function: Callable[[Driver, R], None]) -> Callable[[Driver, R], None]:
-        DRIVES[kind] = (function, majors)
+    def register(function: F) -> F:
+        for kind in kinds:
+            DRIVES[kind] = Drive(function, majors, (op_of(kind), *other_names))
         return function
 
     return register
@@ -49,23 +62,28 @@ class Driver:
 
     def __init__(self) -> None:
         self.major, self.minor = torch.cuda.get_device_capability()
+        self._ready: dict[type[Request], tuple[Run, Call]] = {}
         self._pools: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._weights: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def run(self, request: Request) -> None:
         """Runs the request. Raises `Unavailable` where the library has no such op for this device."""
-        drive, majors = DRIVES[type(request)]
-        if self.major not in majors:
-            needed = " or ".join(f"sm_{major}x" for major in majors)
-            raise Unavailable(f"{library()} has {op_of(request)} for {needed}, not for {self.device()}")
-        drive(self, request)
+        kind = type(request)
+        ready = self._ready.get(kind)
+        if ready is None:
+            self._ready[kind] = ready = self._resolve(kind)
+        function, call = ready
+        function(self, call, request)
 
-    def op(self, name: str) -> Callable[..., Any]:
-        """The library's public function, under the name it is called by."""
-        function = getattr(deep_gemm, name, None)
-        if function is None:
-            raise Unavailable(f"{library()} has no {name}")
-        return function  # type: ignore[no-any-return]
+    def _resolve(self, kind: type[Request]) -> tuple[Run, Call]:
+        drive = DRIVES.get(kind)
+        if drive is None:
+            raise Unavailable(f"this provider cannot run {op_of(kind)}")
+        call = public(*drive.names)
+        if self.major not in drive.majors:
+            needed = " and ".join(f"sm_{major}x" for major in drive.majors)
+            raise Unavailable(f"{library()} has {op_of(kind)} for {needed}, not for {self.device()}")
+        return drive.run, call
 
     def device(self) -> str:
         """The device's architecture, for messages."""
@@ -96,6 +114,15 @@ class Driver:
         if found is None:
             self._weights[key] = found = self.tensor(role, dtype, *shape)
         return found
+
+
+def public(*names: str) -> Call:
+    """The library's public function, by the first of its names that this package knows."""
+    for name in names:
+        function = getattr(deep_gemm, name, None)
+        if function is not None:
+            return function  # type: ignore[no-any-return]
+    raise Unavailable(f"{library()} has no {' or '.join(names)}")
 
 
 def library() -> str:

@@ -23,7 +23,7 @@ TMA_WORDS = 4
 def packed(driver: Driver, scales: Scales) -> bool:
     """Whether the request means packed UE8M0 scales on this device. Raises `Unavailable` for sm_90."""
     if scales == "auto":
-        return driver.major >= 10
+        return bool(driver.major >= 10)
     if scales == "ue8m0" and driver.major < 10:
         raise Unavailable(
             f"packed UE8M0 scales are for sm_100 and newer; {driver.device()} takes float32 ones"

@@ -112,13 +112,12 @@ class ProgramFailed(Exception):
 
 def this_machine(environment: Mapping[str, str]) -> Machine:
     """The machine this process runs on, under the given environment."""
-    partitions = psutil.disk_partitions(all=True)
     uid = os.getuid()
     entry = _passwd_entry(uid)
     return Machine(
         environment=environment,
         packages=tuple(sys.path),
-        mounts=tuple(Mount(partition.mountpoint, partition.fstype) for partition in partitions),
+        mounts=_mounts(),
         uid=uid,
         user=entry.pw_name if entry else None,
         passwd_home=entry.pw_dir if entry else None,
@@ -156,6 +155,14 @@ def exists(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+def _mounts() -> tuple[Mount, ...]:
+    """Empty where /proc is hidden; the kind of file system is then reported as unknown."""
+    try:
+        return tuple(Mount(part.mountpoint, part.fstype) for part in psutil.disk_partitions(all=True))
+    except OSError:
+        return ()
 
 
 def _passwd_entry(uid: int) -> pwd.struct_passwd | None:

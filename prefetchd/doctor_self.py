@@ -63,7 +63,8 @@ def gpu(machine: Machine, probe: Callable[[], Target] = probe_target) -> Verdict
     try:
         target = probe()
     except TargetError as error:
-        return missing(f"none: {error}", "none is needed: name the device with --target")
+        reason = str(error).partition("; ")[0]  # what follows is advice, ours is below
+        return missing(f"none: {reason}", "none is needed: name the device with --target")
     return ok(f"{target.name}, sm_{target.capability}, {target.sm_count} SMs")
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_jit import CACHE_VARIABLE, LAYOUTS, DeepJit
-from prefetchd.doctor_facts import Machine, Verdict, exists, fail, missing, ok, warn
+from prefetchd.doctor_facts import Machine, Verdict, exists, fail, missing, ok, problem_and_fix, warn
 from prefetchd.doctor_libraries import deep_gemm_directory, deep_gemm_line
 from prefetchd.targets import load_target, preset_names
 
@@ -91,7 +91,9 @@ def deep_gemm_cache(machine: Machine) -> Verdict:
     try:
         roots = _deep_gemm_roots(machine)
     except CompilerUnavailable as error:
-        return fail("deep_gemm has no usable cache directory", str(error))
+        fix = f"set {CACHE_VARIABLE} to an absolute directory, {EVERYWHERE}"
+        problem, _ = problem_and_fix(error, fix)
+        return fail(problem, fix)
     variables = LAYOUTS[line].cache_variables
     origin = next((name for name in variables if name in machine.environment), "default")
     verdict = judge(survey(machine, roots[0]), origin, CACHE_VARIABLE)
@@ -123,7 +125,7 @@ def mounts(machine: Machine) -> Verdict:
     """Which directories must outlive the container?"""
     places = [survey(machine, path) for path in cache_directories(machine)]
     if not places:
-        return missing("no library with a cache directory is installed")
+        return missing("no directory is known", "see the cache checks")
     listed = " ".join(str(place.path) for place in places)
     kinds = [(place.path, FLEETING_KINDS.get(place.kind)) for place in places]
     fleeting = [f"{path} lies in {what}" for path, what in kinds if what]

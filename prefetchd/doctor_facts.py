@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Literal
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
+
+from prefetchd.jobs import compile_environment
 
 State = Literal["ok", "warn", "fail", "missing"]
 
@@ -85,11 +88,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return next((place for place in places if exists(place / "__init__.py")), None)
 
     def run(self, *command: str) -> str:
-        """What a program prints, both streams. Raises `ProgramFailed` unless it ends with 0 in time."""
+        """What a program prints in the environment of a compile. Raises `ProgramFailed` unless it succeeds."""
         try:
             done = subprocess.run(
                 command,
-                env=dict(self.environment),
+                env=compile_environment(self.environment, Path(tempfile.gettempdir())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -102,7 +105,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             raise ProgramFailed(f"{command[0]} cannot be started: {error.strerror}") from error
         output = done.stdout.decode(errors="replace")
         if done.returncode != 0:
-            raise ProgramFailed(f"{command[0]} ended with status {done.returncode}: {_last_line(output)}")
+            raise ProgramFailed(f"{command[0]} ended with status {done.returncode}: {_ending(output)}")
         return output
 
 
@@ -144,6 +147,12 @@ def missing(found: str, advice: str = "") -> Verdict:
     return Verdict("missing", found, advice)
 
 
+def problem_and_fix(error: Exception, fix: str) -> tuple[str, str]:
+    """An error's text parted into what is wrong and what to do; `fix` stands in where it names none."""
+    problem, _, advice = str(error).partition(". ")
+    return problem, advice or fix
+
+
 def numbers(version: str) -> tuple[int, ...]:
     """The leading numbers of a version, for comparing: `2.14.1+cu130` is (2, 14, 1)."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
@@ -172,6 +181,7 @@ def _passwd_entry(uid: int) -> pwd.struct_passwd | None:
         return None
 
 
-def _last_line(output: str) -> str:
+def _ending(output: str) -> str:
+    """The last lines: a compiler's driver says that it failed, the line before it says why."""
     lines = output.strip().splitlines()
-    return lines[-1] if lines else "no output"
+    return " / ".join(lines[-3:]) or "no output"

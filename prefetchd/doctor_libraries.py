@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_gemm_package import Line, Package, find_package
-from prefetchd.doctor_facts import Machine, Verdict, fail, missing, numbers, ok, warn
+from prefetchd.doctor_facts import Machine, Verdict, fail, missing, numbers, ok, problem_and_fix, warn
 
 # The distributions that may bring the package `deep_gemm`.
 DEEP_GEMM_DISTRIBUTIONS = ("sgl-deep-gemm", "tokenspeed-deepgemm", "deep-gemm")
@@ -52,7 +52,7 @@ def deep_gemm(machine: Machine) -> Verdict:
     try:
         package = find_package(directory)
     except CompilerUnavailable as error:
-        return fail(f"unusable package in {directory}", str(error))
+        return fail(*problem_and_fix(error, "install sgl-deep-gemm instead"))
     found = f"{_deep_gemm_origin(machine, package)}, {LINE_NAMES[package.line]}, {directory}"
     if machine.package("torch") is None:
         return fail(f"{found}; torch is not installed", "install torch's CUDA build beside it")

@@ -15,7 +15,17 @@ from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_gemm_package import Line
 from prefetchd.compilers.deep_jit import LAYOUTS, Layout
 from prefetchd.compilers.nvcc import Nvcc, find_nvcc
-from prefetchd.doctor_facts import Machine, ProgramFailed, Verdict, exists, fail, missing, ok, warn
+from prefetchd.doctor_facts import (
+    Machine,
+    ProgramFailed,
+    Verdict,
+    exists,
+    fail,
+    missing,
+    ok,
+    problem_and_fix,
+    warn,
+)
 from prefetchd.doctor_libraries import LINE_NAMES, deep_gemm_directory, deep_gemm_line
 
 # These make DeepGEMM disassemble every kernel it compiles.
@@ -40,7 +50,7 @@ def nvcc(machine: Machine) -> Verdict:
     try:
         compiler = _nvcc(machine)
     except CompilerUnavailable as error:
-        return _lacking(machine, str(error), INSTALL_NVCC)
+        return _lacking(machine, *problem_and_fix(error, INSTALL_NVCC))
     found = f"{compiler.path}, release {_dotted(compiler.release)}"
     installed = deep_gemm_line(machine)
     line = installed or Line.DEEP_JIT
@@ -58,7 +68,7 @@ def host_compiler(machine: Machine) -> Verdict:
     except CompilerUnavailable:
         return missing("no nvcc to ask", "see the nvcc check")
     except ProgramFailed as error:
-        return _lacking(machine, str(error), INSTALL_HOST_COMPILER)
+        return _lacking(machine, str(error), _host_compiler_fix(machine))
     named = _HOST_COMPILER.search(output)
     if named is None:
         return warn("nvcc's dry run names no host compiler", "look at: nvcc -dryrun -x cu -c /dev/null")
@@ -67,7 +77,7 @@ def host_compiler(machine: Machine) -> Verdict:
         # gcc without g++ is found by nvcc, and then fails on every kernel.
         machine.run(program, "-x", "c++", "-fsyntax-only", "/dev/null")
     except ProgramFailed as error:
-        return _lacking(machine, str(error), INSTALL_HOST_COMPILER)
+        return _lacking(machine, str(error), _host_compiler_fix(machine))
     return ok(program)
 
 
@@ -145,6 +155,16 @@ def _nvcc(machine: Machine) -> Nvcc:
     """Whatever its release, so that an old one is named. Raises `CompilerUnavailable`."""
     layout: type[Layout] = LAYOUTS[deep_gemm_line(machine) or Line.DEEP_JIT]
     return find_nvcc(machine.environment, minimum=(0, 0), compiler_variables=layout.compiler_variables)
+
+
+def _host_compiler_fix(machine: Machine) -> str:
+    # gcc then finds none of its own parts, whatever is installed.
+    unset = (
+        "PATH is not set, which alone explains it: set PATH; else "
+        if "PATH" not in machine.environment
+        else ""
+    )
+    return unset + INSTALL_HOST_COMPILER
 
 
 def _dotted(release: tuple[int, int]) -> str:

@@ -217,6 +217,19 @@ class TestTools:
         assert verdict.state == "fail"
         assert "g++" in verdict.advice
 
+    def test_unset_path_is_named_as_the_cause(self, tmp_path: Path, site: Path) -> None:
+        nvcc = script(tmp_path / "nvcc", '[ "$1" = --version ] && echo "release 13.0," && exit; exit 1')
+        install_deep_gemm(site)
+        bare = Machine(environment={"DG_JIT_NVCC_COMPILER": str(nvcc)}, packages=(str(site),))
+
+        assert doctor_tools.host_compiler(bare).advice.startswith("PATH is not set")
+
+    def test_output_of_a_failed_program_keeps_the_line_that_says_why(self, tmp_path: Path) -> None:
+        failing = script(tmp_path / "fail", "echo no cc1plus >&2; echo fatal >&2; exit 3")
+
+        with pytest.raises(ProgramFailed, match="status 3: no cc1plus / fatal"):
+            machine().run(str(failing))
+
     def test_cuobjdump_is_optional_until_a_dump_is_asked_for(self) -> None:
         assert doctor_tools.cuobjdump(machine()).state == "missing"
         assert doctor_tools.cuobjdump(machine(DG_JIT_DUMP_SASS="0")).state == "missing"

@@ -130,6 +130,9 @@ def _sweep(request: Request, values: list[int]) -> Sweep:
 
 @cache
 def _accessors(kind: type[Request]) -> tuple[Any, Any]:
+    if kind is UnknownRequest:
+        # Its fields are of any type; the request itself knows how to be a key.
+        return None, lambda request: request
     swept = kind.sweep_field
     rest = [name for name in kind.__struct_fields__ if name != swept]
     return (attrgetter(swept) if swept else None), (attrgetter(*rest) if rest else lambda _: ())

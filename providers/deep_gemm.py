@@ -3,14 +3,18 @@
 Engines call a handful of entry points for every linear and expert layer, and the library compiles another
 kernel whenever its cost model likes another tile for the number of rows. Only the library knows when that
 is, so every row count within the limits is a request. The subtle rule: activation scales that do not lie
-as the library wants them make it launch a layout kernel first, keyed by K alone; one extra request a site
-covers that (`rows`), whatever the engine's quantizer writes.
+as the library wants them make it launch a layout kernel first, keyed by K alone; one extra request for
+each K covers that, whatever the engine's quantizer writes.
+
+Not driven: the mega-MoE kernels and what feeds them (they need a symmetric-memory group of ranks), the mega
+gate and mega hyper-connection kernels (no public description of their tensors), and the cuBLASLt products,
+which compile nothing.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -52,30 +56,35 @@ class DeepGemmProvider(Provider):
 
     def __init__(self) -> None:
         self._driver: Driver | None = None
-        self._planned: tuple[Profile, Any] | None = None
+        self._planned: tuple[Profile, Callable[[Batch], tuple[Request, ...]]] | None = None
 
     def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
-        """The requests of every site for this batch; empty for a profile whose sites it cannot serve."""
+        """The requests of every site for this batch; a site it cannot serve asks for nothing."""
         if self._planned is None or self._planned[0] is not profile:
             self._planned = (profile, _planner(profile))
-        return self._planned[1](batch)  # type: ignore[no-any-return]
+        return self._planned[1](batch)
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """Every row count of every site."""
         return expand(self.universe_sweeps(profile, limits))
 
     def universe_sweeps(self, profile: Profile, limits: Limits) -> Iterable[Sweep]:
-        """The universe, a sweep a site. Raises `ValueError` naming a site whose op or option is wrong."""
-        sites = [(site, template(site, profile.alignment)) for site in profile.gemms if site.op in OPS]
-        for site, request in sites:
-            spans = tuple(
-                (r.start, r.stop, r.step) for r in m_ranges(site, profile, limits.max_tokens) if len(r)
-            )
-            if not spans:
-                continue
-            first = _at(request, spans[0][0])
-            yield Sweep(first, spans)
-            yield from (Sweep(extra) for extra in _layout_requests(first, limits.target.major))
+        """The universe: one sweep a site, then the calls that reach the layout kernels.
+
+        A site whose op nobody knows stays in it as an unknown request, so that it is reported.
+        """
+        unknown = [site for site in profile.gemms if site.op not in REQUEST_TYPES]
+        found = [
+            Sweep(_at(request, ranges[0].start), tuple((r.start, r.stop, r.step) for r in ranges))
+            for site, request in _templates(profile)
+            if (ranges := m_ranges(site, profile, limits.max_tokens))
+        ]
+        return [
+            *found,
+            *(Sweep(UnknownRequest(raw=msgspec.to_builtins(site))) for site in unknown),
+            *(Sweep(request) for request in layout_requests(profile)),
+            *(Sweep(request) for request in packing_requests(profile) if limits.target.major >= 10),
+        ]
 
     def warm_up(self) -> None:
         """Imports torch and the library."""
@@ -115,7 +124,7 @@ def _nothing_initialised() -> Iterator[None]:
 
 
 def template(site: GemmSite, alignment: int = LIBRARY_ALIGNMENT) -> Request:
-    """The site's request at one row, groups aligned as given. Raises `ValueError` naming the site and what is wrong with it."""
+    """The site's request at one row. Raises `ValueError` naming the site and the option that is wrong."""
     kind = OPS[site.op]
     known = set(kind.__struct_fields__)
     unknown = sorted(set(site.options) - known)
@@ -135,36 +144,59 @@ def template(site: GemmSite, alignment: int = LIBRARY_ALIGNMENT) -> Request:
         raise ValueError(f"site {site.name!r}: {error}") from None
 
 
+def layout_requests(profile: Profile) -> list[Request]:
+    """The calls with float32 scales one row after another, as some engines pass them; one for each K.
+
+    They reach the kernels that transpose scales (sm_90) or pack them (sm_100, also used when weights are
+    loaded), which are keyed by K alone.
+    """
+    found: dict[int, Request] = {}
+    for request in _scaled(profile):
+        k: int = request.k  # type: ignore[attr-defined]
+        if k not in found:
+            found[k] = _replace(request, scales="float32", scale_layout="rows")
+    return list(found.values())
+
+
+def packing_requests(profile: Profile) -> list[Request]:
+    """One call with float32 scales in unpadded columns: on sm_100 one kernel packs those, whatever the shape.
+
+    It takes over where the rows are a multiple of four; other row counts are packed by torch.
+    """
+    dense = [request for request in _scaled(profile) if request.sweep_field == "m"]
+    return [_replace(request, scales="float32", scale_layout="columns", m=128) for request in dense[:1]]
+
+
+def _scaled(profile: Profile) -> Iterator[Request]:
+    """Each site whose scales the engine may lay out in several ways, at its smallest row count."""
+    for site, request in _templates(profile):
+        default = getattr(request, "scales", None) == "auto" and not hasattr(request, "gran_k")
+        if default and (ranges := m_ranges(site, profile, 1)):
+            yield _at(request, ranges[0].start)
+
+
+def _templates(profile: Profile) -> list[tuple[GemmSite, Request]]:
+    return [(site, template(site, profile.alignment)) for site in profile.gemms if site.op in OPS]
+
+
+def _replace(request: Request, **changes: Any) -> Request:
+    return msgspec.structs.replace(request, **changes)
+
+
 def _at(request: Request, value: int) -> Request:
-    if request.sweep_field is None:
-        return request
-    return msgspec.structs.replace(request, **{request.sweep_field: value})
+    return _replace(request, **{request.sweep_field: value}) if request.sweep_field else request
 
 
-def _layout_requests(request: Request, major: int | None) -> Iterator[Request]:
-    """The calls that reach the layout kernels for this site's scales; one row count is enough for each."""
-    if getattr(request, "scale_layout", None) != "tma" or getattr(request, "scales", None) != "auto":
-        return
-    yield msgspec.structs.replace(request, scales="float32", scale_layout="rows")
-
-
-def _planner(profile: Profile) -> Any:
-    sites = []
-    for site in profile.gemms:
-        if site.op not in OPS:
-            continue
-        try:
-            sites.append((site, template(site, profile.alignment)))
-        except ValueError:
-            continue
+def _planner(profile: Profile) -> Callable[[Batch], tuple[Request, ...]]:
+    try:
+        sites, layouts = _templates(profile), layout_requests(profile)
+    except ValueError:
+        # `universe` says what is wrong with the profile; beside the scheduler nothing may raise.
+        sites, layouts = [], []
 
     @lru_cache(maxsize=PLANS_REMEMBERED)
     def planned(batch: Batch) -> tuple[Request, ...]:
-        found = []
-        for site, request in sites:
-            at = [_at(request, m) for m in m_for_batch(site, profile, batch)]
-            found += at
-            found += [extra for one in at[:1] for extra in _layout_requests(one, None)]
-        return tuple(found)
+        found = [_at(request, m) for site, request in sites for m in m_for_batch(site, profile, batch)]
+        return (*found, *layouts)
 
     return planned

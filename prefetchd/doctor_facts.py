@@ -88,7 +88,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         return next((place for place in places if exists(place / "__init__.py")), None)
 
     def run(self, *command: str) -> str:
-        """What a program prints in the environment of a compile. Raises `ProgramFailed` unless it succeeds."""
+        """What a program prints in the environment of a compile. Raises `ProgramFailed` if it fails."""
         try:
             done = subprocess.run(
                 command,

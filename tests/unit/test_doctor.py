@@ -44,7 +44,7 @@ def open_directory() -> Iterator[Path]:
 
 
 def everything_loaded(function: Callable[[], T]) -> Callable[[], T]:
-    """The function, after what the checks import late is in memory: the other user may not read this Python."""
+    """The function, once what the checks import late is loaded: the other user may not read this Python."""
     examine({})
     return function
 

@@ -96,10 +96,10 @@ class DeepGemmProvider(Provider):
 
     def run(self, request: Request) -> None:
         """One call of the library's own op."""
+        if type(request) is UnknownRequest:
+            raise Unavailable(f"this version of prefetchd knows no op {op_of(request)!r}")
         if self._driver is None:
             self._driver = self._new_driver()
-        if isinstance(request, UnknownRequest):
-            raise Unavailable(f"this version knows no op {op_of(request)!r}")
         self._driver.run(request)
 
     def _new_driver(self) -> Driver:

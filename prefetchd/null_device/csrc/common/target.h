@@ -39,7 +39,9 @@ const struct null_target *null_target(void);
 // A fixed identity: libraries compare the UUID of the runtime, the driver and NVML.
 #define NULL_UUID_BYTE 1
 #define NULL_UUID_TEXT "GPU-01000000-0000-0000-0000-000000000000"
-#define NULL_PCI_BUS_ID "00000000:01:00.0"
+// CUDA writes a PCI domain with four digits, NVML with eight.
+#define NULL_PCI_BUS_ID "0000:01:00.0"
+#define NULL_NVML_PCI_BUS_ID "0000" NULL_PCI_BUS_ID
 
 // Not below the newest CUDA line that the tables know, and what NVML reports to match.
 #define NULL_CUDA_VERSION 13000

@@ -76,7 +76,7 @@ int cuDeviceGetPCIBusId(char *text, int length, int device)
 {
     if (!text || length < 13)
         return INVALID_VALUE;
-    snprintf(text, (size_t)length, "%s", NULL_PCI_BUS_ID + 4);
+    snprintf(text, (size_t)length, "%s", NULL_PCI_BUS_ID);
     return null_device_ok(device);
 }
 int cuDeviceGetByPCIBusId(int *device, const char *text UNUSED) { return cuDeviceGet(device, 0); }

@@ -93,8 +93,6 @@ ALIAS(cudaStreamIsCapturing_ptsz, cuStreamIsCapturing);
 
 SUCCEEDS(cudaThreadExchangeStreamCaptureMode)
 SUCCEEDS(cuThreadExchangeStreamCaptureMode)
-SUCCEEDS(cudaStreamUpdateCaptureDependencies)
-SUCCEEDS(cuStreamUpdateCaptureDependencies)
 
 static int handle_out(void **out)
 {
@@ -108,10 +106,12 @@ ALIAS(cuGraphCreate, handle_out);
 ALIAS(cudaGraphInstantiate, handle_out);
 ALIAS(cudaGraphInstantiateWithFlags, handle_out);
 ALIAS(cudaGraphInstantiateWithParams, handle_out);
+ALIAS(cudaGraphInstantiateWithParams_ptsz, handle_out);
 ALIAS(cuGraphInstantiate, handle_out);
 ALIAS(cuGraphInstantiate_v2, handle_out);
 ALIAS(cuGraphInstantiateWithFlags, handle_out);
 ALIAS(cuGraphInstantiateWithParams, handle_out);
+ALIAS(cuGraphInstantiateWithParams_ptsz, handle_out);
 ALIAS(cudaUserObjectCreate, handle_out);
 ALIAS(cuUserObjectCreate, handle_out);
 
@@ -130,6 +130,10 @@ ALIAS(cuGraphGetNodes, cudaGraphGetNodes);
 #define BOTH(name)       \
     SUCCEEDS(cuda##name) \
     SUCCEEDS(cu##name)
+BOTH(StreamUpdateCaptureDependencies)
+BOTH(StreamUpdateCaptureDependencies_ptsz)
+BOTH(StreamUpdateCaptureDependencies_v2)
+BOTH(StreamUpdateCaptureDependencies_v2_ptsz)
 BOTH(GraphLaunch)
 BOTH(GraphLaunch_ptsz)
 BOTH(GraphUpload)

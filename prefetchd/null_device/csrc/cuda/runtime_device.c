@@ -66,8 +66,7 @@ int cudaDeviceGetPCIBusId(char *text, int length, int device)
 {
     if (!text || length < 13)
         return runtime(INVALID_VALUE);
-    // The runtime's form has a four-digit domain, NVML's has eight.
-    snprintf(text, (size_t)length, "%s", NULL_PCI_BUS_ID + 4);
+    snprintf(text, (size_t)length, "%s", NULL_PCI_BUS_ID);
     return runtime(null_device_ok(device));
 }
 

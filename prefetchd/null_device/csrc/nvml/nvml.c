@@ -153,8 +153,8 @@ int nvmlDeviceGetPciInfo_v3(void *device UNUSED, struct pci *out)
     if (!out)
         return NVML_INVALID_ARGUMENT;
     *out = (struct pci){.bus = 1};
-    strcpy(out->bus_id_legacy, NULL_PCI_BUS_ID + 4);
-    strcpy(out->bus_id, NULL_PCI_BUS_ID);
+    strcpy(out->bus_id_legacy, NULL_PCI_BUS_ID);
+    strcpy(out->bus_id, NULL_NVML_PCI_BUS_ID);
     return NVML_SUCCESS;
 }
 ALIAS(nvmlDeviceGetPciInfo_v2, nvmlDeviceGetPciInfo_v3);

@@ -18,7 +18,7 @@ CGROUP_MOUNT = Path("/sys/fs/cgroup")
 def usable_cores() -> int:
     """Cores by affinity and control-group quota, at least 1. A fraction of a core counts as a whole one."""
     cores = float(len(os.sched_getaffinity(0)))
-    quota = _quota(Path("/proc/self/cgroup"), CGROUP_MOUNT)
+    quota = smallest_quota(Path("/proc/self/cgroup"), CGROUP_MOUNT)
     return max(1, math.ceil(cores if quota is None else min(cores, quota)))
 
 
@@ -46,7 +46,7 @@ def parse_cgroups(text: str) -> dict[str, PurePosixPath]:
     return groups
 
 
-def _quota(cgroup_file: Path, mount: Path) -> float | None:
+def smallest_quota(cgroup_file: Path, mount: Path) -> float | None:
     """The smallest quota of our groups and their ancestors, in cores."""
     groups = parse_cgroups(_read(cgroup_file))
     found: list[float | None] = []

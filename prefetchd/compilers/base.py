@@ -66,6 +66,8 @@ class Compiler(ABC):
     """One compile system for one target. Methods named below raise only what they say."""
 
     name: ClassVar[str]
+    # The variable by which a user moves the cache, for messages that say what to set.
+    cache_variable: ClassVar[str]
 
     @abstractmethod
     def fingerprint(self) -> Mapping[str, str]:
@@ -93,10 +95,10 @@ class Compiler(ABC):
 
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
-        """Within it, the library computes its keys and compiles nothing; `scratch` is an empty directory.
+        """Within it, the library computes its keys and compiles nothing; `scratch` is empty.
 
-        Entered in a process that has not used the library yet. A scratch directory in which an earlier process
-        crashed may be used again: what that one captured still counts. Raises `CompilerUnavailable`.
+        Entered in a process that has not used the library yet. A scratch directory in which an earlier
+        process crashed may be used again: what that one captured still counts. Raises `CompilerUnavailable`.
         """
 
     @abstractmethod
@@ -116,6 +118,10 @@ class Compiler(ABC):
     @abstractmethod
     def verify(self, job: Job, staging: Path) -> None:
         """Raises `ArtifactInvalid` unless `staging` now holds a complete artifact for this target."""
+
+    @abstractmethod
+    def entry_path(self, key: str, root: Path) -> Path:
+        """Where `root` holds what is published under `key`: one directory, moved whole."""
 
     @abstractmethod
     def state(self, key: str, root: Path) -> EntryState:

@@ -137,6 +137,7 @@ class DeepJit(Compiler):
     """
 
     name = "deep_jit"
+    cache_variable = CACHE_VARIABLE
 
     def __init__(
         self, target: Target, environment: Mapping[str, str], *, package_directory: Path | None = None
@@ -230,9 +231,13 @@ class DeepJit(Compiler):
         if problem := self._cubin_problem(staging / "entry/kernel.cubin"):
             raise ArtifactInvalid(f"{job.key}: {problem}")
 
+    def entry_path(self, key: str, root: Path) -> Path:
+        """See `Compiler`."""
+        return root / "cache" / key
+
     def state(self, key: str, root: Path) -> EntryState:
         """See `Compiler`."""
-        entry = root / "cache" / key
+        entry = self.entry_path(key, root)
         try:
             present = {path.name for path in entry.iterdir()}
         except FileNotFoundError:
@@ -248,7 +253,7 @@ class DeepJit(Compiler):
 
     def publish(self, job: Job, staging: Path, root: Path) -> bool:
         """See `Compiler`."""
-        final = root / "cache" / job.key
+        final = self.entry_path(job.key, root)
         self.layout.finish(payload_of(job), staging / "entry", final, self.nvcc)
         return publish_directory(staging / "entry", final)
 
@@ -285,8 +290,8 @@ class DeepJit(Compiler):
     def _stand_in(self, scratch: Path, mode: str, cache: str) -> Iterator[None]:
         if not _SHELL_SAFE.fullmatch(str(scratch)):
             raise CompilerUnavailable(
-                f"{scratch}: deep_gemm passes paths to a shell unquoted, so a directory to trace in must have no "
-                "blanks or special characters. Set TMPDIR to one that has none"
+                f"{scratch}: deep_gemm passes paths to a shell unquoted, so the directory to trace in must "
+                "have no blanks or special characters. Set TMPDIR to one that has none"
             )
         # The stand-in is called by a link in scratch, since the place we are installed in may have blanks.
         stand_in = scratch / "nvcc"

@@ -1,0 +1,226 @@
+"""The job pool: at most so many at once, an end for each, and nothing left of any.
+
+A FIFO that a command opens tells when it has begun, and by its end of file that its last process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from prefetchd import jobs
+from prefetchd.compilers.base import Command
+from prefetchd.job_runner import JOB_RUNNER
+from prefetchd.jobs import OUTPUT_TAIL_BYTES, JobPool, JobResult, compile_environment
+
+# Only a failed test waits this long.
+LIMIT_S = 20.0
+# Opens the FIFO with two generations, of which the younger ignores SIGTERM.
+HANG = "exec 9>alive; (trap '' TERM; sleep 1000 & sleep 1000) & wait"
+
+
+def shell(directory: Path, script: str) -> Command:
+    return Command(argv=("sh", "-c", script), environment={"PATH": os.environ["PATH"]}, directory=directory)
+
+
+def pool(slots: int = 1, *, timeout_s: float = 0, memory_bytes: int = 0) -> JobPool:
+    return JobPool(slots, timeout_s=timeout_s, memory_bytes=memory_bytes, nice=0)
+
+
+def run(directory: Path, script: str, **limits: float) -> JobResult:
+    return asyncio.run(pool(**limits).run(shell(directory, script), log=directory / "log"))  # type: ignore[arg-type]
+
+
+class Fifo:
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self._path = path
+        self._file = -1
+
+    async def opened(self) -> None:
+        """Returns when a command has opened it; opening blocks until then."""
+        self._file = await asyncio.to_thread(os.open, self._path, os.O_RDONLY)
+
+    def all_gone(self) -> bool:
+        ready, _, _ = select.select([self._file], [], [], LIMIT_S)
+        return bool(ready) and os.read(self._file, 1) == b""
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+
+
+@pytest.fixture
+def alive(tmp_path: Path) -> Iterator[Fifo]:
+    fifo = Fifo(tmp_path / "alive")
+    yield fifo
+    fifo.close()
+
+
+def runner_processes() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.exe() == str(JOB_RUNNER)]
+
+
+def test_a_success_carries_output_time_and_memory(tmp_path: Path) -> None:
+    result = run(tmp_path, "echo to stdout; echo to stderr >&2")
+
+    assert result.ok
+    assert not result.retryable
+    assert result.output == "to stdout\nto stderr\n"
+    assert result.wall_s > 0
+    assert result.max_rss > 0
+
+
+def test_a_compile_error_is_not_retryable(tmp_path: Path) -> None:
+    result = run(tmp_path, "echo 'kernel.cu(3): error'; exit 2")
+
+    assert (result.reason, result.exit_code, result.ok, result.retryable) == ("exit", 2, False, False)
+    assert result.describe() == "exit code 2"
+
+
+def test_only_the_end_of_a_long_output_is_kept(tmp_path: Path) -> None:
+    result = run(tmp_path, "yes filler | head -c 100000; echo last")
+
+    assert len(result.output) == OUTPUT_TAIL_BYTES
+    assert result.output.endswith("last\n")
+    assert (tmp_path / "log").stat().st_size > 100000
+
+
+def test_the_command_sees_its_own_environment_only(tmp_path: Path) -> None:
+    result = run(tmp_path, "env | cut -d= -f1 | sort")
+
+    assert result.output.split() == ["PATH", "PWD"]
+
+
+def test_a_hanging_job_is_ended_and_retryable(tmp_path: Path, alive: Fifo) -> None:
+    async def scenario() -> JobResult:
+        result = asyncio.create_task(pool(timeout_s=0.3).run(shell(tmp_path, HANG), log=tmp_path / "log"))
+        await alive.opened()
+        return await result
+
+    result = asyncio.run(scenario())
+
+    assert (result.reason, result.retryable) == ("timeout", True)
+    assert "time limit" in result.describe()
+    assert alive.all_gone()
+
+
+def test_a_killed_job_is_retryable(tmp_path: Path) -> None:
+    result = run(tmp_path, "kill -9 $$")
+
+    assert (result.reason, result.signal, result.retryable) == ("signal", signal.SIGKILL, True)
+    assert "SIGKILL" in result.describe()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("cc1plus: out of memory allocating 65536 bytes", "memory"), ("write: No space left on device", "disk")],
+)
+def test_what_the_machine_lacks_is_retryable(tmp_path: Path, text: str, reason: str) -> None:
+    result = run(tmp_path, f"echo '{text}'; exit 1")
+
+    assert (result.reason, result.retryable) == (reason, True)
+
+
+def test_the_memory_limit_holds(tmp_path: Path) -> None:
+    # dash prints what it could not allocate.
+    result = run(tmp_path, 'x=0123456789abcdef; while :; do x="$x$x"; done', memory_bytes=1 << 28)
+
+    assert not result.ok
+    assert result.max_rss < 1 << 28
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_a_silent_failure_on_a_full_disk_is_blamed_on_the_disk(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)
+    try:
+        result = run(tmp_path, "cat /dev/zero > filler 2>/dev/null; echo lost; exit 1")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+    assert (result.reason, result.retryable) == ("disk", True)
+
+
+def test_cancelling_ends_the_whole_tree_first(tmp_path: Path, alive: Fifo) -> None:
+    async def scenario() -> None:
+        task = asyncio.create_task(pool().run(shell(tmp_path, HANG), log=tmp_path / "log"))
+        await alive.opened()
+        task.cancel()
+        await asyncio.sleep(0)
+        # Impatience changes nothing: the task still ends only when the tree has.
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert alive.all_gone()
+        assert runner_processes() == []
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_runner_resolves_its_job_and_leaves_nothing(tmp_path: Path, alive: Fifo) -> None:
+    async def scenario() -> JobResult:
+        task = asyncio.create_task(pool().run(shell(tmp_path, HANG), log=tmp_path / "log"))
+        await alive.opened()
+        for runner in runner_processes():
+            runner.kill()
+        return await asyncio.wait_for(task, LIMIT_S)
+
+    result = asyncio.run(scenario())
+
+    assert (result.reason, result.retryable) == ("runner", True)
+    assert alive.all_gone()
+
+
+def test_a_missing_runner_resolves_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "JOB_RUNNER", tmp_path / "absent")
+
+    result = run(tmp_path, "true")
+
+    assert result.reason == "runner"
+    assert "absent" in result.output
+
+
+def test_no_more_jobs_than_slots_run_at_once(tmp_path: Path, alive: Fifo) -> None:
+    os.mkfifo(tmp_path / "go")
+
+    async def scenario() -> list[JobResult]:
+        two = pool(slots=1)
+        first = asyncio.create_task(two.run(shell(tmp_path, "exec 9>alive; cat go"), log=tmp_path / "1"))
+        second = asyncio.create_task(two.run(shell(tmp_path, "echo second"), log=tmp_path / "2"))
+        await alive.opened()
+        assert not (tmp_path / "2").exists()
+        (tmp_path / "go").write_text("first")
+        return [await first, await second]
+
+    assert [result.output for result in asyncio.run(scenario())] == ["first", "second\n"]
+
+
+def test_a_cancelled_job_gives_its_slot_back(tmp_path: Path, alive: Fifo) -> None:
+    async def scenario() -> JobResult:
+        one = pool(slots=1)
+        task = asyncio.create_task(one.run(shell(tmp_path, HANG), log=tmp_path / "1"))
+        await alive.opened()
+        task.cancel()
+        return await one.run(shell(tmp_path, "echo next"), log=tmp_path / "2")
+
+    assert asyncio.run(scenario()).output == "next\n"
+
+
+def test_compile_environment_is_an_allow_list() -> None:
+    base = {
+        "PATH": "/bin", "HOME": "/root", "LC_ALL": "C", "NVCC_APPEND_FLAGS": "-g", "CUDA_HOME": "/cuda",
+        "LD_PRELOAD": "shim.so", "LD_LIBRARY_PATH": "/shim", "PYTHONPATH": "/x", "TMPDIR": "/tmp",
+    }  # fmt: skip
+
+    environment = compile_environment(base, Path("/staging/tmp"))
+
+    kept = {name: base[name] for name in ("PATH", "HOME", "LC_ALL", "NVCC_APPEND_FLAGS", "CUDA_HOME")}
+    assert environment == {**kept, "TMPDIR": "/staging/tmp"}

@@ -46,7 +46,8 @@ class BuildNative(build_ext):
             sources = sorted(str(path) for pattern in patterns for path in ROOT.glob(pattern))
             target = base / output
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A process that has the old file mapped keeps it, and one that starts meanwhile finds a whole one.
+            # A process that has the old file mapped keeps it, and one that starts meanwhile finds a whole
+            # one.
             fresh = target.with_name(target.name + ".new")
             command = [compiler, *WARNINGS, *flags, "-o", str(fresh), *sources, *libraries]
             subprocess.run(command, check=True, cwd=ROOT)
@@ -60,7 +61,11 @@ class BuildNative(build_ext):
 
     def get_source_files(self) -> list[str]:
         files = [path for _, patterns, *_ in NATIVE for pattern in patterns for path in ROOT.glob(pattern)]
-        headers = [path for folder in ("null_device/csrc", "job_runner") for path in (ROOT / "prefetchd" / folder).rglob("*.h")]
+        headers = [
+            path
+            for folder in ("null_device/csrc", "job_runner")
+            for path in (ROOT / "prefetchd" / folder).rglob("*.h")
+        ]
         return [str(path.relative_to(ROOT)) for path in [*files, *headers]]
 
 

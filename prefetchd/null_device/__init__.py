@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: the shim's C sources, its launcher, its guard and what it does inside Python."""
+"""A CUDA device that is not there: the shim in C, its launcher, its guard and its part in Python."""

@@ -1,9 +1,10 @@
 """Proof that this process is on the null device and on nothing else.
 
-A broken preload fails in the worst way: the program runs on a real GPU that belongs to somebody else, or finds
-none and fails far from the cause. So the launcher runs this file as a program under the environment it has
-built, before the user's program starts, and helpers call `require_null_device` before and after importing torch.
-It asks the dynamic linker rather than the environment: which libraries do the names lead to, and which are mapped.
+A broken preload fails in the worst way: the program runs on a real GPU that belongs to somebody else, or
+finds none and fails far from the cause. So the launcher runs this file as a program under the environment
+it has built, before the user's program starts, and helpers call `require_null_device` before and after
+importing torch. It asks the dynamic linker rather than the environment: which libraries do the names lead
+to, and which are mapped.
 
 Only the standard library is imported: the interpreter under test need not have prefetchd installed.
 """
@@ -18,7 +19,8 @@ from pathlib import Path
 LIBRARIES = Path(__file__).resolve().parent / "lib"
 CUDA = LIBRARIES / "libcuda.so.1"
 NVML = LIBRARIES / "libnvidia-ml.so.1"
-# Whatever starts like these in /proc/self/maps is a driver: the real files carry the driver's version at the end.
+# Whatever starts like these in /proc/self/maps is a driver: the real files carry the driver's version at
+# the end.
 DRIVER_NAMES = ("libcuda.so", "libnvidia-ml.so")
 TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"
 ABI_VERSION = 1
@@ -57,35 +59,43 @@ def _preloaded_shim() -> ctypes.CDLL:
         version = ctypes.c_int.in_dll(namespace, "prefetchd_null_device").value
     except ValueError:
         raise NullDeviceBroken(
-            f"the null device is not preloaded: LD_PRELOAD is {os.environ.get('LD_PRELOAD', '')!r} and should begin "
-            f"with {CUDA}; CUDA calls would reach a real driver. Start the program by `prefetchd null`, and see that "
-            "nothing between removes LD_PRELOAD"
+            f"the null device is not preloaded: LD_PRELOAD is {os.environ.get('LD_PRELOAD', '')!r} and should "
+            f"begin with {CUDA}; CUDA calls would reach a real driver. Start the program by `prefetchd null`, "
+            "and see that nothing between removes LD_PRELOAD"
         ) from None
     if version != ABI_VERSION:
         raise NullDeviceBroken(
-            f"the preloaded null device has version {version}, this prefetchd needs {ABI_VERSION}; reinstall prefetchd"
+            f"the preloaded null device has version {version}, this prefetchd needs {ABI_VERSION}; "
+            "reinstall prefetchd"
         )
     return namespace
 
 
 def _check_same_library(shim: ctypes.CDLL) -> None:
     """The names that programs open must lead to our two objects, libcuda to the very instance preloaded."""
-    for name, marker in (("libcuda.so.1", "prefetchd_null_device"), ("libnvidia-ml.so.1", "prefetchd_null_nvml")):
+    for name, marker in (
+        ("libcuda.so.1", "prefetchd_null_device"),
+        ("libnvidia-ml.so.1", "prefetchd_null_nvml"),
+    ):
         try:
             opened = ctypes.CDLL(name)
         except OSError as error:
-            raise NullDeviceBroken(f"{name} does not load ({error}); LD_LIBRARY_PATH should begin with {LIBRARIES}") from None
+            raise NullDeviceBroken(
+                f"{name} does not load ({error}); LD_LIBRARY_PATH should begin with {LIBRARIES}"
+            ) from None
         try:
             found = ctypes.c_int.in_dll(opened, marker)
         except ValueError:
             raise NullDeviceBroken(
-                f"{name} leads to a library that is not the null device's: {', '.join(mapped_drivers()) or 'unknown'}; "
-                f"LD_LIBRARY_PATH should begin with {LIBRARIES}"
+                f"{name} leads to a library that is not the null device's; mapped are "
+                f"{', '.join(mapped_drivers())}; LD_LIBRARY_PATH should begin with {LIBRARIES}"
             ) from None
         if marker == "prefetchd_null_device":
             preloaded = ctypes.c_int.in_dll(shim, marker)
             if ctypes.addressof(found) != ctypes.addressof(preloaded):
-                raise NullDeviceBroken(f"{name} leads to a second copy of the null device, beside the preloaded one")
+                raise NullDeviceBroken(
+                    f"{name} leads to a second copy of the null device, beside the preloaded one"
+                )
 
 
 def mapped_drivers() -> list[str]:
@@ -102,23 +112,27 @@ def _check_mappings() -> None:
     foreign = [path for path in mapped_drivers() if path.removesuffix(" (deleted)") not in ours]
     if foreign:
         raise NullDeviceBroken(
-            f"a driver that is not the null device's is loaded: {', '.join(foreign)}; the program could reach a real "
-            "GPU. Something opens it by its path, or preloads it"
+            f"a driver that is not the null device's is loaded: {', '.join(foreign)}; the program could reach "
+            "a real GPU. Something opens it by its path, or preloads it"
         )
 
 
 def _check_target(shim: ctypes.CDLL) -> None:
     """The device must answer with the numbers of the environment, or keys would be made for another GPU."""
-    expected = dict(entry.split("=", 1) for entry in os.environ.get(TARGET_VARIABLE, "").split(";") if "=" in entry)
+    expected = dict(
+        entry.split("=", 1) for entry in os.environ.get(TARGET_VARIABLE, "").split(";") if "=" in entry
+    )
     if shim.cuInit(0) != 0:
-        raise NullDeviceBroken(f"the null device does not start: {TARGET_VARIABLE} is {os.environ.get(TARGET_VARIABLE)!r}")
+        raise NullDeviceBroken(
+            f"the null device does not start: {TARGET_VARIABLE} is {os.environ.get(TARGET_VARIABLE)!r}"
+        )
     for field, number in ATTRIBUTES.items():
         value = ctypes.c_int(-1)
         code = shim.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
         if code or str(value.value) != expected.get(field):
             raise NullDeviceBroken(
-                f"the null device reports {field} = {value.value}, the target says {expected.get(field)}; another "
-                "library answers cuDeviceGetAttribute"
+                f"the null device reports {field} = {value.value}, the target says {expected.get(field)}; "
+                "another library answers cuDeviceGetAttribute"
             )
 
 

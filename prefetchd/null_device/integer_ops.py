@@ -1,10 +1,11 @@
 """Small integer operators that really compute on the null device.
 
-Null kernels compute nothing, yet libraries read some results back on the host: fla counts chunks from sequence
-offsets that lie on the device. Those results are made by a few ATen operators on small integer tensors, and the
-null device's memory is ordinary host memory. So the CUDA kernels of these operators are replaced by ones that run
-the CPU operator on the very same bytes when every tensor is a small integer or boolean one, and call the original
-otherwise. Nothing else is touched: an operator that is not listed here costs what it did.
+Null kernels compute nothing, yet libraries read some results back on the host: fla counts chunks from
+sequence offsets that lie on the device. Those results are made by a few ATen operators on small integer
+tensors, and the null device's memory is ordinary host memory. So the CUDA kernels of these operators are
+replaced by ones that run the CPU operator on the very same bytes when every tensor is a small integer or
+boolean one, and call the original otherwise. Nothing else is touched: an operator that is not listed here
+costs what it did.
 
 Loaded by its file in interpreters that lack prefetchd, so it imports only torch.
 """
@@ -17,23 +18,24 @@ from typing import Any
 
 import torch
 
-# Elements of all tensors of one call together. Index arithmetic is far below; a larger one is data, and computing
-# it on the CPU would take the time that a trace has for hundreds of calls.
+# Elements of all tensors of one call together. Index arithmetic is far below; a larger one is data, and
+# computing it on the CPU would take the time that a trace has for hundreds of calls.
 SMALL = 1 << 20
 
 DTYPES = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
-# Each with all of its overloads that have a kernel of their own on CUDA; in-place and out forms are overloads or names of their own.
-OPERATORS = """
-add add_ sub sub_ mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod neg abs sign pow
-bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift __lshift__ __rshift__
-logical_and logical_or logical_not logical_xor eq ne lt le gt ge minimum maximum clamp clamp_ clamp_min clamp_max
-where cumsum cumsum_ cumprod sum prod max min amax amin argmax argmin any all aminmax
-fill_ zero_ copy_ arange cat flip roll tril triu sort topk unique_consecutive _unique2 unique_dim
-nonzero index index_select gather scatter scatter_ scatter_add scatter_add_ index_add index_add_ index_fill_
-_index_put_impl_ masked_fill masked_fill_ masked_select take searchsorted bucketize bincount histc isin
-repeat_interleave
-""".split()
+# Each with all of its overloads that have a kernel of their own on CUDA; in-place and out forms are
+# overloads or names of their own.
+OPERATORS = (
+    "add add_ sub sub_ mul mul_ div div_ floor_divide floor_divide_ remainder remainder_ fmod neg abs "
+    "sign pow bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift "
+    "__lshift__ __rshift__ logical_and logical_or logical_not logical_xor eq ne lt le gt ge minimum "
+    "maximum clamp clamp_ clamp_min clamp_max where cumsum cumsum_ cumprod sum prod max min amax amin "
+    "argmax argmin any all aminmax fill_ zero_ copy_ arange cat flip roll tril triu sort topk "
+    "unique_consecutive _unique2 unique_dim nonzero index index_select gather scatter scatter_ "
+    "scatter_add scatter_add_ index_add index_add_ index_fill_ _index_put_impl_ masked_fill "
+    "masked_fill_ masked_select take searchsorted bucketize bincount histc isin repeat_interleave "
+)
 
 _library: torch.library.Library | None = None
 
@@ -55,7 +57,7 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
         for key in ("CUDA", "CompositeExplicitAutograd")
         for name in torch._C._dispatch_get_registrations_for_dispatch_key(key)
     }
-    for name in OPERATORS:
+    for name in OPERATORS.split():
         packet = getattr(torch.ops.aten, name, None)
         for overload_name in packet.overloads() if packet is not None else ():
             suffix = "" if overload_name == "default" else f".{overload_name}"
@@ -82,7 +84,9 @@ def _replacement(overload: torch._ops.OpOverload, kernel: Any) -> Callable[..., 
         if fresh:
             for name, value in fresh.items():
                 _bytes_of(kwargs[name].resize_(value.shape)).copy_(value)
-            filled = tuple(kwargs[argument.name] for argument in overload._schema.arguments if argument.is_out)
+            filled = tuple(
+                kwargs[argument.name] for argument in overload._schema.arguments if argument.is_out
+            )
             return filled[0] if len(filled) == 1 else filled
         return _on_device(result, device)
 

@@ -1,8 +1,8 @@
 """Starts programs on the null device.
 
 Everything is in the child's environment, because the dynamic linker reads it before the first line of the
-program runs; a process that is already up cannot be moved. The program is started only after a small child under
-the very same environment has proved that the null device is what it would get (guard.py).
+program runs; a process that is already up cannot be moved. The program is started only after a small child
+under the very same environment has proved that the null device is what it would get (guard.py).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from prefetchd.targets import Target
 
 SITE = Path(__file__).resolve().parent / "site"
 
-# Timings taken on the null device are made up, and a real engine believes what it finds in its cache: no library
-# may keep any. site/sitecustomize.py closes the same doors inside Python, where a program asks for it explicitly.
+# Timings taken on the null device are made up, and a real engine believes what it finds in its cache: no
+# library may keep any. site/sitecustomize.py closes the same doors inside Python, where a program asks for
+# it explicitly.
 KEEP_NO_TIMINGS = {
     "TRITON_CACHE_AUTOTUNING": "0",
     "FLA_CACHE_RESULTS": "0",
@@ -37,15 +38,20 @@ COMMAND_NOT_FOUND = 127
 
 def to_environment(target: Target) -> str:
     """The target as the C side reads it. Raises `ValueError` for a name that the form cannot carry."""
-    if not target.name.isprintable() or set(target.name) & set(";=") or not 0 < len(target.name.encode()) < 96:
+    if (
+        not target.name.isprintable()
+        or set(target.name) & set(";=")
+        or not 0 < len(target.name.encode()) < 96
+    ):
         raise ValueError(
-            f"target name {target.name!r} cannot be given to the null device: use 1 to 95 bytes without ';' and '='"
+            f"target name {target.name!r} cannot be given to the null device: use 1 to 95 bytes "
+            "without ';' and '='"
         )
     return ";".join(f"{field}={getattr(target, field)}" for field in Target.__struct_fields__)
 
 
 def environment(target: Target, base: Mapping[str, str], *, integer_ops: bool = False) -> dict[str, str]:
-    """`base` with what puts a child on the null device. Raises `NullDeviceBroken` when the device is not built."""
+    """`base` with what puts a child on the null device. Raises `NullDeviceBroken` if that is not built."""
     _require_built()
     child = dict(base)
     child["LD_PRELOAD"] = _in_front(guard.CUDA, base.get("LD_PRELOAD", "").replace(" ", ":"))
@@ -70,18 +76,19 @@ def _require_built() -> None:
     for library in (guard.CUDA, guard.NVML):
         if not library.is_file():
             raise NullDeviceBroken(
-                f"the null device is not built: {library} is missing. It is compiled when prefetchd is installed: run "
-                "`pip install .` with gcc or clang present (in a checkout: `python setup.py build_ext --inplace`)"
+                f"the null device is not built: {library} is missing. It is compiled when prefetchd is "
+                "installed: run `pip install .` with gcc or clang present (in a checkout: "
+                "`python setup.py build_ext --inplace`)"
             )
     if set(str(guard.CUDA)) & set(": "):
         raise NullDeviceBroken(
-            f"the null device lies at {str(guard.CUDA)!r}, and the dynamic linker splits LD_PRELOAD at blanks and "
-            "colons; install prefetchd in a directory without them"
+            f"the null device lies at {str(guard.CUDA)!r}, and the dynamic linker splits LD_PRELOAD at blanks "
+            "and colons; install prefetchd in a directory without them"
         )
 
 
 def verify(environment: Mapping[str, str]) -> None:
-    """Raises `NullDeviceBroken` unless a child under this environment gets the null device and no other driver."""
+    """Raises `NullDeviceBroken` unless a child under this environment gets the null device and no other."""
     # -I -S: neither the child's packages nor its sitecustomize take part, and it starts in 20 ms.
     command = [sys.executable, "-I", "-S", guard.__file__]
     try:
@@ -89,7 +96,9 @@ def verify(environment: Mapping[str, str]) -> None:
             command, env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        raise NullDeviceBroken(f"the probe of the null device did not end within {PROBE_TIMEOUT_S} s") from None
+        raise NullDeviceBroken(
+            f"the probe of the null device did not end within {PROBE_TIMEOUT_S} s"
+        ) from None
     if probe.returncode:
         reason = probe.stdout.strip() or f"the probe ended with status {probe.returncode}"
         raise NullDeviceBroken("\n".join(filter(None, (reason, probe.stderr.strip()))))

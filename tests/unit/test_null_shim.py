@@ -55,7 +55,12 @@ def drive(built: tuple[Path, Path], mode: str, target: str | None) -> subprocess
     if target is not None:
         environment["PREFETCHD_NULL_TARGET"] = target
     return subprocess.run(
-        [str(program), str(library), mode], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [str(program), str(library), mode],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
@@ -83,8 +88,14 @@ def test_threads_are_safe_under_thread_sanitizer(tmp_path: Path) -> None:
         (None, "is not set"),
         ("", "is not set"),
         ("name=x;major=9", "lacks the field minor"),
-        (to_environment(TARGET).replace("sm_count=77", "sm_count=many"), "no whole number in the field sm_count"),
-        (to_environment(TARGET).replace("sm_count=77", "sm_count=-1"), "no whole number in the field sm_count"),
+        (
+            to_environment(TARGET).replace("sm_count=77", "sm_count=many"),
+            "no whole number in the field sm_count",
+        ),
+        (
+            to_environment(TARGET).replace("sm_count=77", "sm_count=-1"),
+            "no whole number in the field sm_count",
+        ),
         (to_environment(TARGET).replace("name=Test device;", ""), "lacks a usable field name"),
     ],
 )
@@ -106,12 +117,18 @@ def names_of(table: str) -> set[str]:
 def symbols(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Every exported function of a plain build with nm's letter: T is implemented, W is a stub."""
     library, _ = build(tmp_path_factory.mktemp("plain"), "")
-    table = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    table = subprocess.run(
+        ["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True
+    )
     return {name: letter for letter, name in re.findall(r" ([TWD]) (\w+)$", table.stdout, re.M)}
 
 
 def test_every_name_of_the_tables_is_exported(symbols: dict[str, str]) -> None:
-    wanted = names_of("cuda/driver_names.inc") | names_of("cuda/runtime_names.inc") | names_of("cuda/cublas_names.inc")
+    wanted = (
+        names_of("cuda/driver_names.inc")
+        | names_of("cuda/runtime_names.inc")
+        | names_of("cuda/cublas_names.inc")
+    )
 
     assert len(wanted) > 1800
     assert wanted - symbols.keys() == set()
@@ -121,7 +138,9 @@ def test_nothing_but_cuda_names_and_our_own_is_exported(symbols: dict[str, str])
     assert {name for name in symbols if not re.match(r"(__)?cu|prefetchd_null_", name)} == set()
 
 
-def test_an_implemented_function_is_implemented_in_its_per_thread_spelling_too(symbols: dict[str, str]) -> None:
+def test_an_implemented_function_is_implemented_in_its_per_thread_spelling_too(
+    symbols: dict[str, str],
+) -> None:
     stubs = {name for name, letter in symbols.items() if letter == "W"}
     forgotten = {name for name in stubs if symbols.get(re.sub(r"_pt[sd][sz]$", "", name)) == "T"}
 

@@ -1,13 +1,14 @@
 """Writes the symbol tables of the null device from headers and libraries.
 
-The device must export every name that a driver, a runtime, cuBLAS or NVML exports, in the spellings of CUDA 12
-and CUDA 13, and fill `cudaDeviceProp` in the layouts of both. Those facts live in headers that a user's machine
-need not have, so this script runs on a developer's machine and its output is committed:
+The device must export every name that a driver, a runtime, cuBLAS or NVML exports, in the spellings of CUDA
+12 and CUDA 13, and fill `cudaDeviceProp` in the layouts of both. Those facts live in headers that a user's
+machine need not have, so this script runs on a developer's machine and its output is committed:
 
     python generate.py --cuda-include DIR [--cuda-include DIR] [--nvml FILE] [LIBRARY.so ...]
 
-`--cuda-include` names the include folder of a CUDA 12 or 13 toolkit; `--nvml` a text that names NVML's functions
-(nvml.h, or the Python binding); each library adds the names it imports, and a libcudart those it exports.
+`--cuda-include` names the include folder of a CUDA 12 or 13 toolkit; `--nvml` a text that names NVML's
+functions (nvml.h, or the Python binding); each library adds the names it imports, and a libcudart those it
+exports.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def declared(text: str, pattern: str) -> set[str]:
 
 def symbols(library: Path, which: str, pattern: str) -> set[str]:
     """Dynamic symbols of a library; `which` is nm's `--undefined-only` or `--defined-only`."""
-    table = subprocess.run(["nm", "-D", which, str(library)], capture_output=True, text=True, check=True).stdout
+    table = subprocess.run(
+        ["nm", "-D", which, str(library)], capture_output=True, text=True, check=True
+    ).stdout
     return set(re.findall(rf" [TUW] ({pattern})(?:@|$)", table, re.M))
 
 
@@ -71,17 +74,24 @@ def property_offsets(include: Path, others: list[Path]) -> tuple[int, list[tuple
         raise SystemExit(f"{include}/driver_types.h declares no cudaDeviceProp in the known form")
     fields = re.findall(r"(\w+)(?:\[\w+\])?\s*;", strip_comments(body.group(1)))
     prints = "".join(
-        f'printf("{name} %zu %zu\\n", offsetof(struct cudaDeviceProp, {name}), sizeof(p.{name}));' for name in fields
+        f'printf("{name} %zu %zu\\n", offsetof(struct cudaDeviceProp, {name}), sizeof(p.{name}));'
+        for name in fields
     )
     source = f"""#include <stdio.h>
 #include <stddef.h>
 #include <cuda_runtime_api.h>
-int main(void) {{ struct cudaDeviceProp p; printf("%d %zu\\n", CUDART_VERSION / 1000, sizeof p); {prints} return 0; }}
+int main(void) {{
+    struct cudaDeviceProp p;
+    printf("%d %zu\\n", CUDART_VERSION / 1000, sizeof p);
+    {prints}
+    return 0;
+}}
 """
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "probe")
         program.with_suffix(".c").write_text(source)
-        # A wheel's include folder may lack the headers shared by all toolkits; another folder's serve as well.
+        # A wheel's include folder may lack the headers shared by all toolkits; another folder's serve as
+        # well.
         search = [f"-I{include}", *(f"-idirafter{other}" for other in others if other != include)]
         subprocess.run(["cc", "-w", *search, f"{program}.c", "-o", str(program)], check=True)
         lines = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -99,14 +109,20 @@ def write_properties(include: Path, others: list[Path]) -> None:
 
 def main() -> None:
     """Reads what the command line names and rewrites every table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cuda-include", action="append", type=Path, default=[])
     parser.add_argument("--nvml", type=Path)
     parser.add_argument("libraries", nargs="*", type=Path)
     arguments = parser.parse_args()
     names: dict[str, set[str]] = {table: set() for table in PATTERNS}
     for include in arguments.cuda_include:
-        for table, headers in (("driver", DRIVER_HEADERS), ("runtime", RUNTIME_HEADERS), ("cublas", CUBLAS_HEADERS)):
+        for table, headers in (
+            ("driver", DRIVER_HEADERS),
+            ("runtime", RUNTIME_HEADERS),
+            ("cublas", CUBLAS_HEADERS),
+        ):
             for header in filter(Path.exists, (include / header for header in headers)):
                 names[table] |= declared(header.read_text(errors="replace"), PATTERNS[table])
         if (include / "driver_types.h").exists():

@@ -1,7 +1,9 @@
-"""Runs at the start of every Python on the null device; found first on PYTHONPATH, it runs the one it hides too.
+"""Runs at the start of every Python on the null device; found first on PYTHONPATH, it runs the one it hides
+too.
 
-It imports nothing heavy. When the program itself imports torch or Triton's autotuner, a hook acts right after:
-torch gets the small integer operators if they were asked for, and the autotuner loses its disk cache, because a
+It imports nothing heavy. When the program itself imports a library, a hook acts right after. With torch
+comes the check that this process has not lost the null device on its way here, and the small integer
+operators if they were asked for. The autotuners of Triton and Inductor lose their disk caches, because a
 timing taken here is made up and a real engine would believe it.
 """
 
@@ -57,7 +59,9 @@ class AfterImport(MetaPathFinder):
     def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
         self.hooks = hooks
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The spec with a wrapped loader for a hooked name, else None: the next finder is asked."""
         if name not in self.hooks:
             return None
@@ -69,31 +73,47 @@ class AfterImport(MetaPathFinder):
         return None
 
 
-def keep_no_timings(autotuner: ModuleType) -> None:
-    """Triton's autotuner measures, and neither reads nor writes results on disk, whatever `cache_results` says."""
+def keep_no_triton_timings(autotuner: ModuleType) -> None:
+    """Triton's autotuner measures, and neither reads nor writes results, whatever `cache_results` says."""
 
     def check_disk_cache(_self: Any, _key: Any, _configs: Any, benchmark: Callable[[], None]) -> bool:
         benchmark()
         return False
 
-    autotuner.Autotuner.check_disk_cache = check_disk_cache  # type: ignore[attr-defined]
+    autotuner.Autotuner.check_disk_cache = check_disk_cache
 
 
-def install_integer_ops(_torch: ModuleType) -> None:
-    """Loads integer_ops.py by its place: prefetchd need not be installed for this interpreter."""
-    spec = importlib.util.spec_from_file_location("prefetchd_null_integer_ops", HERE.parent / "integer_ops.py")
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{HERE.parent}/integer_ops.py cannot be loaded; reinstall prefetchd")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    module.install()
+def keep_no_inductor_timings(config: ModuleType) -> None:
+    """Inductor keeps the best configuration of a kernel beside its code; this setting has no variable."""
+    config.autotune_local_cache = False  # type: ignore[attr-defined]
+
+
+def on_torch(_torch: ModuleType) -> None:
+    """Raises out of `import torch` when CUDA calls would not reach the null device."""
+    neighbour("guard").require_null_device()
+    if os.environ.get("PREFETCHD_NULL_INTEGER_OPS") == "1":
+        neighbour("integer_ops").install()
+
+
+def neighbour(name: str) -> ModuleType:
+    """A module of prefetchd.null_device by its file: prefetchd need not be installed for this interpreter."""
+    full_name = f"prefetchd_null_{name}"
+    if full_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(full_name, HERE.parent / f"{name}.py")
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{HERE.parent}/{name}.py cannot be loaded; reinstall prefetchd")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full_name] = module
+        spec.loader.exec_module(module)
+    return sys.modules[full_name]
 
 
 if os.environ.get("PREFETCHD_NULL") == "1":
-    hooks: dict[str, Callable[[ModuleType], None]] = {"triton.runtime.autotuner": keep_no_timings}
-    if os.environ.get("PREFETCHD_NULL_INTEGER_OPS") == "1":
-        hooks["torch"] = install_integer_ops
+    hooks: dict[str, Callable[[ModuleType], None]] = {
+        "torch": on_torch,
+        "torch._inductor.config": keep_no_inductor_timings,
+        "triton.runtime.autotuner": keep_no_triton_timings,
+    }
     sys.meta_path.insert(0, AfterImport(hooks))
 
 run_hidden_sitecustomize()

@@ -23,7 +23,6 @@ from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import decode_sweeps
 from prefetchd.provider import Provider, Unavailable, UnknownProvider, load_providers
-from prefetchd.store import Staging
 from prefetchd.trace import (
     MAX_FRAME_BYTES,
     Failure,
@@ -51,6 +50,7 @@ class Helper:
         self._scratch = scratch
         self._providers: dict[str, Provider] = {}
         self._compilers: dict[str, Compiler] = {}
+        self._fingerprints: dict[str, dict[str, str]] = {}
         self._unavailable: dict[str, str] = {}
         self._waiting: deque[Order] = deque()
         self._running: dict[int, TraceChild] = {}
@@ -62,14 +62,12 @@ class Helper:
                 (provider,) = load_providers([name]).values()
                 provider.warm_up()
                 for compiler in provider.compilers:
-                    if compiler not in self._compilers:
-                        self._compilers[compiler] = load_compiler(compiler, self._start.target, os.environ)
+                    self._load(compiler)
                 self._providers[name] = provider
             except (Unavailable, UnknownProvider, CompilerUnavailable, ValueError) as error:
                 self._unavailable[name] = str(error)
         require_null_device()
-        fingerprints = {name: dict(compiler.fingerprint()) for name, compiler in self._compilers.items()}
-        return Ready(pid=os.getpid(), unavailable=self._unavailable, fingerprints=fingerprints)
+        return Ready(pid=os.getpid(), unavailable=self._unavailable, fingerprints=self._fingerprints)
 
     def serve(self) -> None:
         """Runs until the socket's peer ends this process; never returns a pending order unanswered."""
@@ -94,6 +92,13 @@ class Helper:
                     self._send(report)
             while self._waiting and len(self._running) < self._start.parallel:
                 self._begin(self._waiting.popleft(), poller)
+
+    def _load(self, name: str) -> None:
+        """Raises `CompilerUnavailable`, also for one that is there but lacks a tool."""
+        if name not in self._compilers:
+            compiler = load_compiler(name, self._start.target, os.environ)
+            self._fingerprints[name] = dict(compiler.fingerprint())
+            self._compilers[name] = compiler
 
     def _begin(self, order: Order, poller: zmq.Poller) -> None:
         try:
@@ -142,10 +147,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         require_null_device()
-        with Staging(Path(arguments.scratch), variable="TMPDIR") as staging:
-            helper = Helper(socket, start, staging.directory)
-            socket.send(encode(helper.prepare()))
-            helper.serve()
+        helper = Helper(socket, start, Path(arguments.scratch))
+        socket.send(encode(helper.prepare()))
+        helper.serve()
     except NullDeviceBroken as error:
         socket.send(encode(Refused(text=str(error))))
         context.term()

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
-from prefetchd.compilers.base import Capture, Compiler, Job
+from prefetchd.compilers.base import Capture, Compiler, CompilerUnavailable, Job
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import Request, Sweep
 from prefetchd.provider import Provider, Unavailable
@@ -32,7 +32,7 @@ from prefetchd.trace import Failure, FailureKind, Mode, Report
 
 # A library that crashes on one shape crashes on a few; one that crashes on more is broken for this site.
 MAX_CRASHES = 16
-# Failures are reported one by one up to here; more of a kind say nothing new and cost a process each.
+# Failures are reported one by one up to here; those that follow say nothing new and are only counted.
 MAX_FAILURES = 64
 MAX_TEXT = 2000
 
@@ -143,21 +143,37 @@ class TraceChild:
 
     def _run(self) -> _Outcome:
         failures: list[Failure] = []
+        jobs: list[Job] = []
         begun = time.perf_counter()
-        with contextlib.ExitStack() as stack:
-            captures = [stack.enter_context(self._context(compiler)) for compiler in self._trace.compilers]
-            for index, request in self._remaining():
-                struct.pack_into("<q", self._progress, 0, index)
-                failure = self._attempt(request, captures)
-                if failure is None:
-                    continue
-                failures.append(failure)
-                if failure.kind == "unavailable" or len(failures) >= MAX_FAILURES:
-                    rest = len(self._trace.sweep) - index
-                    failures[-1] = msgspec.structs.replace(failure, requests=rest)
-                    break
-            jobs = [job for capture in captures for job in capture.jobs()]
+        try:
+            with contextlib.ExitStack() as stack:
+                captures = [
+                    stack.enter_context(self._context(compiler)) for compiler in self._trace.compilers
+                ]
+                self._run_requests(captures, failures)
+                jobs = [job for capture in captures for job in capture.jobs()]
+        except CompilerUnavailable as error:
+            failures = [self._unavailable(str(error))]
         return _Outcome(seconds=time.perf_counter() - begun, jobs=jobs, failures=failures)
+
+    def _run_requests(self, captures: Sequence[Capture], failures: list[Failure]) -> None:
+        for index, request in self._remaining():
+            struct.pack_into("<q", self._progress, 0, index)
+            failure = self._attempt(request, captures)
+            if failure is None:
+                continue
+            if failure.kind == "unavailable":
+                rest = len(self._trace.sweep) - index
+                failures.append(msgspec.structs.replace(failure, requests=rest))
+                return
+            if len(failures) < MAX_FAILURES:
+                failures.append(failure)
+            else:
+                failures[-1] = msgspec.structs.replace(failures[-1], requests=failures[-1].requests + 1)
+
+    def _unavailable(self, text: str) -> Failure:
+        rest = len(self._trace.sweep) - self._first
+        return Failure(request=self._trace.sweep.label(), kind="unavailable", text=text, requests=rest)
 
     def _context(self, compiler: Compiler) -> contextlib.AbstractContextManager[Capture]:
         return (

@@ -1,7 +1,8 @@
 """The near side of a helper: starts it on the null device, sends it orders, resolves every report.
 
 Whatever happens to the helper - it refuses, it is killed, it never answers - each waiting trace gets a
-report, with the reason as its failure.
+report, with the reason as its failure. All its files lie in one staging directory, so that what a killed
+process leaves is removed by the next start.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
+import signal
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -22,6 +24,7 @@ import zmq.asyncio
 
 from prefetchd.null_device import launcher
 from prefetchd.protocol import PROTOCOL_VERSION, Sweep, encode_sweeps
+from prefetchd.store import Staging
 from prefetchd.targets import Target
 from prefetchd.trace import (
     MAX_FRAME_BYTES,
@@ -41,6 +44,8 @@ from prefetchd.trace import (
 START_TIMEOUT_S = 180.0
 # sockaddr_un holds 107 bytes; a longer TMPDIR cannot carry a socket.
 MAX_SOCKET_PATH = 107
+# What is put behind the temporary directory: /prefetchd-<uid>/.prefetchd/owner-<pid>-<8 hex>/helper
+SOCKET_NAME_LENGTH = 70
 # A report sent just before the helper's end may still be on its way through the socket.
 DRAIN_S = 0.2
 
@@ -71,13 +76,15 @@ class Tracer:
     async def __aenter__(self) -> Self:
         environment = launcher.environment(self._start.target, self._environment, integer_ops=True)
         launcher.verify(environment)
-        self._folder = Path(tempfile.mkdtemp(prefix="prefetchd-", dir=_socket_parent()))
-        try:
-            await self._launch(environment)
-            self.ready = await self._handshake()
-        except BaseException:
-            await self._close()
-            raise
+        with contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(Staging(_private_root(), variable="TMPDIR")).directory
+            try:
+                await self._launch(environment)
+                self.ready = await self._handshake()
+            except BaseException:
+                await self._close()
+                raise
+            self._staging = stack.pop_all()
         self._reader = asyncio.create_task(self._read())
         self._watcher = asyncio.create_task(self._watch())
         return self
@@ -88,7 +95,8 @@ class Tracer:
         self._reader.cancel()
         self._watcher.cancel()
         await asyncio.gather(self._reader, self._watcher, return_exceptions=True)
-        await self._close()
+        with self._staging:
+            await self._close()
 
     async def trace(self, provider: str, sweep: Sweep, mode: Mode) -> Report:
         """Runs one sweep. Raises nothing of its own: a lost helper is a failure in the report."""
@@ -111,8 +119,7 @@ class Tracer:
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.bind(endpoint)
         self._identity = b"helper"
-        scratch = Path(tempfile.gettempdir()) / f"prefetchd-{os.getuid()}"
-        arguments = ["--endpoint", endpoint, "--parent", str(os.getpid()), "--scratch", str(scratch)]
+        arguments = ["--endpoint", endpoint, "--parent", str(os.getpid()), "--scratch", str(self._folder)]
         self._log = (self._folder / "helper.log").open("wb")
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -181,12 +188,12 @@ class Tracer:
 
     async def _close(self) -> None:
         with contextlib.suppress(ProcessLookupError, AttributeError):
-            self._process.kill()
+            # Its group: traces, and what they started, must be gone before their directory is removed.
+            os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         self._socket.close()
         self._context.term()
         self._log.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tail(self) -> str:
         text = (self._folder / "helper.log").read_text(encoding="utf-8", errors="replace").strip()
@@ -198,8 +205,25 @@ def _lost(id: int, sweep: Sweep, text: str) -> Report:
     return Report(id=id, seconds=0.0, failures=(failure,))
 
 
-def _socket_parent() -> str | None:
-    """A directory whose socket paths fit; None takes the default, else the short one that every Linux has."""
-    return (
-        None if len(tempfile.gettempdir()) + len("/prefetchd-xxxxxxxx/helper") <= MAX_SOCKET_PATH else "/tmp"
-    )
+def _private_root() -> Path:
+    """This user's own directory for temporary files. Raises `HelperFailed` where others could write to it.
+
+    Programs are started from there, so its owner must be us, whoever made it first.
+    """
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) + SOCKET_NAME_LENGTH > MAX_SOCKET_PATH:
+        parent = Path("/tmp")
+    root = parent / f"prefetchd-{os.getuid()}"
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        raise HelperFailed(
+            f"{root}: cannot hold temporary files ({error.strerror}); set TMPDIR to a writable directory"
+        ) from error
+    if status.st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o022:
+        raise HelperFailed(
+            f"{root}: not a directory that only uid {os.getuid()} may write to; remove it, or set TMPDIR to "
+            "a directory of your own"
+        )
+    return root

@@ -56,13 +56,17 @@ class Coverage(msgspec.Struct, kw_only=True):
     compile_wall_s: float = 0.0
     compile_cpu_s: float = 0.0
     prove_s: float = 0.0
+    # What no kernel family knows: such a site is never covered, and belongs to no provider.
+    problems: list[Problem] = []
     # Entries found half-written or corrupt and moved aside, by the path they have now.
     quarantined: list[str] = []
 
     @property
     def complete(self) -> bool:
         """Whether every request is covered (in a dry run: was traced)."""
-        return all(not provider.uncovered and not provider.failed for provider in self.providers.values())
+        return not self.problems and all(
+            not provider.uncovered and not provider.failed for provider in self.providers.values()
+        )
 
 
 class Ledger:
@@ -77,6 +81,13 @@ class Ledger:
     def add_provider(self, name: str) -> None:
         """Makes a provider's entry, so that one without requests is reported too."""
         self.coverage.providers.setdefault(name, ProviderCoverage())
+
+    def unknown(self, site: str, op: str, requests: int) -> None:
+        """A site of the profile whose op nobody here knows."""
+        text = f"no kernel family here knows the op {op!r}; correct it in the profile, or remove the site"
+        self.coverage.problems.append(
+            Problem(what=f"site {site}", kind="unknown", text=text, requests=requests)
+        )
 
     def traced(self, provider: str, label: str, requests: int, report: Report) -> None:
         """Takes a capture report of one sweep."""
@@ -115,11 +126,17 @@ class Ledger:
             figures.failed += 1
             figures.problems.append(Problem(what=outcome.job.key, kind="compile", text=outcome.text))
 
-    def proved(self, provider: str, report: Report, traced: Report) -> None:
+    def proved(self, provider: str, requests: int, report: Report, traced: Report) -> None:
         """Takes a forbid report of a sweep; requests whose trace failed already are not counted twice."""
         known = {failure.request for failure in traced.failures}
-        figures = self.coverage.providers[provider]
-        self._count_failures(figures, tuple(f for f in report.failures if f.request not in known))
+        left = requests - sum(failure.requests for failure in traced.failures)
+        new = []
+        for failure in report.failures:
+            # The last one listed may stand for others, and some of these may be known: no more than all fail.
+            if failure.request not in known and left > 0:
+                new.append(msgspec.structs.replace(failure, requests=min(failure.requests, left)))
+                left -= failure.requests
+        self._count_failures(self.coverage.providers[provider], tuple(new))
 
     def _figures(self, job: Job) -> ProviderCoverage:
         return self.coverage.providers[self._owner[job.compiler, job.key]]

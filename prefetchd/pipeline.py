@@ -103,7 +103,8 @@ class Pipeline:
                 result = await self._pool.run(self._compiler.compile(job, entry), log=entry / "output.log")
                 cpu_s, wall_s = result.cpu_s, result.wall_s
                 if not result.ok:
-                    text = f"{result.describe()}\n{result.output}".strip()
+                    cause = _no_space(self._root) if result.reason == "disk" else result.describe()
+                    text = f"{cause}\n{result.output}".strip()
                     return JobOutcome(job=job, ending=Ending.FAILED, text=text, cpu_s=cpu_s, wall_s=wall_s)
                 self._compiler.verify(job, entry)
                 published = self._compiler.publish(job, entry, self._root)
@@ -122,5 +123,9 @@ class Pipeline:
 
 def _advice(error: OSError, root: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"no space left for {root}: free some, or name another directory; what is published stays"
+        return _no_space(root)
     return f"{root}: {error}"
+
+
+def _no_space(root: Path) -> str:
+    return f"no space left for {root}: free some, or name another directory; what is published stays"

@@ -18,12 +18,12 @@ from prefetchd.compilers import load_compiler
 from prefetchd.compilers.base import Compiler, EntryState, Job
 from prefetchd.config import Settings
 from prefetchd.cores import usable_cores
-from prefetchd.coverage import Coverage, Ledger
+from prefetchd.coverage import Coverage, Ledger, Problem
 from prefetchd.jobs import JobPool
 from prefetchd.pipeline import JobOutcome, Pipeline
-from prefetchd.profiles import Profile
+from prefetchd.profiles import Profile, ProfileError, m_ranges
 from prefetchd.progress import Progress
-from prefetchd.protocol import Sweep
+from prefetchd.protocol import REQUEST_TYPES, Sweep
 from prefetchd.provider import Limits, Provider
 from prefetchd.store import KeyLocks, Staging
 from prefetchd.targets import Target
@@ -55,7 +55,7 @@ async def warm(
     environment: Mapping[str, str],
     progress: Progress,
 ) -> Coverage:
-    """Runs the whole warm-up. Raises `HelperFailed`, `CompilerUnavailable` and `StoreUnwritable`.
+    """The whole warm-up. Raises `HelperFailed`, `CompilerUnavailable`, `StoreUnwritable`, `ProfileError`.
 
     Cancelling it ends every process it started and keeps what is published.
     """
@@ -63,7 +63,10 @@ async def warm(
     ledger = Ledger(plan.target_name, plan.max_tokens, dry_run=plan.dry_run)
     sites = _sites(plan, providers, ledger)
     names = {name for provider in providers.values() for name in provider.compilers}
-    compilers = {name: load_compiler(name, plan.target, environment) for name in names}
+    compilers = {name: load_compiler(name, plan.target, environment) for name in sorted(names)}
+    for compiler in compilers.values():
+        # A missing tool is found here, before any site is traced in vain.
+        compiler.fingerprint()
     tracer = Tracer(
         plan.target, tuple(providers), environment, parallel=slots, timeout_s=settings.trace_timeout_s
     )
@@ -83,7 +86,7 @@ async def warm(
         begun = time.perf_counter()
         proved = await _trace_all(tracer, sites, "forbid", progress)
         for site, proof, report in zip(sites, proved, traced, strict=True):
-            ledger.proved(site.provider, proof, report)
+            ledger.proved(site.provider, len(site.sweep), proof, report)
         ledger.coverage.prove_s = round(time.perf_counter() - begun, 3)
     return ledger.coverage
 
@@ -93,7 +96,14 @@ def _sites(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) ->
     sites = []
     for name, provider in providers.items():
         ledger.add_provider(name)
-        sites += [_Site(name, sweep) for sweep in provider.universe_sweeps(plan.profile, limits)]
+        try:
+            sites += [_Site(name, sweep) for sweep in provider.universe_sweeps(plan.profile, limits)]
+        except ValueError as error:
+            raise ProfileError(f"{plan.profile.model}: {error}") from error
+    for site in plan.profile.gemms:
+        if site.op not in REQUEST_TYPES:
+            requests = sum(map(len, m_ranges(site, plan.profile, plan.max_tokens)))
+            ledger.unknown(site.name, site.op, requests)
     return sites
 
 
@@ -157,8 +167,21 @@ async def _compile_all(
 
 
 def uncovered_lines(coverage: Coverage) -> Iterable[str]:
-    """What is left to say when not everything is covered, one line each, the worst first."""
+    """What is left to say when not everything is covered: one line a reason, the worst first."""
+    yield from _problem_lines(coverage.problems)
     for name, provider in coverage.providers.items():
-        for problem in sorted(provider.problems, key=lambda problem: -problem.requests):
-            count = f" ({problem.requests} requests)" if problem.requests > 1 else ""
-            yield f"{name}: {problem.what}{count}: {problem.kind}: {problem.text}"
+        for line in _problem_lines(provider.problems):
+            yield f"{name}: {line}"
+
+
+def _problem_lines(problems: Iterable[Problem]) -> list[str]:
+    reasons: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        reasons.setdefault((problem.kind, problem.text), []).append(problem)
+    counted = [(sum(p.requests for p in same), same) for same in reasons.values()]
+    lines = []
+    for requests, same in sorted(counted, key=lambda item: -item[0]):
+        others = f" and {len(same) - 1} more" if len(same) > 1 else ""
+        count = f" ({requests} requests)" if requests > 1 else ""
+        lines.append(f"{same[0].what}{others}{count}: {same[0].kind}: {same[0].text}")
+    return lines

@@ -64,9 +64,31 @@ def test_request_that_failed_in_trace_and_proof_is_uncovered_once() -> None:
     traced = report("x", failures=(failure,))
     books.traced("deep_gemm", "op m=1..4", 4, traced)
 
-    books.proved("deep_gemm", report(failures=(failure, other)), traced)
+    books.proved("deep_gemm", 4, report(failures=(failure, other)), traced)
 
     assert books.coverage.providers["deep_gemm"].uncovered == 2
+
+
+def test_listed_failure_that_stands_for_others_never_counts_more_than_there_are() -> None:
+    books = ledger()
+    traced = report("x", failures=(Failure(request="op m=1", kind="error", text="dim", requests=3),))
+    books.traced("deep_gemm", "op m=1..4", 4, traced)
+    proof = report(failures=(Failure(request="op m=2", kind="miss", text="forbidden", requests=3),))
+
+    books.proved("deep_gemm", 4, proof, traced)
+
+    assert books.coverage.providers["deep_gemm"].uncovered == 4
+
+
+def test_site_that_no_family_knows_is_never_covered() -> None:
+    books = ledger()
+
+    books.unknown("shared.up", "fp9_gemm", 64)
+
+    (problem,) = books.coverage.problems
+    assert (problem.kind, problem.requests) == ("unknown", 64)
+    assert "'fp9_gemm'" in problem.text
+    assert not books.coverage.complete
 
 
 def test_nothing_failed_and_all_proved_is_complete() -> None:
@@ -74,6 +96,6 @@ def test_nothing_failed_and_all_proved_is_complete() -> None:
     traced = report("x")
     books.traced("deep_gemm", "op m=1..4", 4, traced)
     books.ended(JobOutcome(job=job("x"), ending=Ending.COMPILED))
-    books.proved("deep_gemm", report(), traced)
+    books.proved("deep_gemm", 4, report(), traced)
 
     assert books.coverage.complete

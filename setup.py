@@ -37,7 +37,7 @@ NATIVE: list[tuple[Path, list[str], list[str], list[str]]] = [
 
 
 class BuildNative(build_ext):
-    """Compiles the three objects with the system compiler; setuptools' own rules are for Python extensions."""
+    """Compiles the three objects with the system compiler; setuptools' own rules are for Python modules."""
 
     def run(self) -> None:
         compiler = os.environ.get("CC", "cc")
@@ -64,7 +64,8 @@ class BuildNative(build_ext):
         headers = [
             path
             for folder in ("null_device/csrc", "job_runner")
-            for path in (ROOT / "prefetchd" / folder).rglob("*.h")
+            for pattern in ("*.h", "*.inc")
+            for path in (ROOT / "prefetchd" / folder).rglob(pattern)
         ]
         return [str(path.relative_to(ROOT)) for path in [*files, *headers]]
 

@@ -59,9 +59,9 @@ def _preloaded_shim() -> ctypes.CDLL:
         version = ctypes.c_int.in_dll(namespace, "prefetchd_null_device").value
     except ValueError:
         raise NullDeviceBroken(
-            f"the null device is not preloaded: LD_PRELOAD is {os.environ.get('LD_PRELOAD', '')!r} and should "
-            f"begin with {CUDA}; CUDA calls would reach a real driver. Start the program by `prefetchd null`, "
-            "and see that nothing between removes LD_PRELOAD"
+            f"the null device is not preloaded: LD_PRELOAD is {os.environ.get('LD_PRELOAD', '')!r} and "
+            f"should begin with {CUDA}; CUDA calls would reach a real driver. Start the program by "
+            "`prefetchd null`, and see that nothing between removes LD_PRELOAD"
         ) from None
     if version != ABI_VERSION:
         raise NullDeviceBroken(
@@ -112,8 +112,8 @@ def _check_mappings() -> None:
     foreign = [path for path in mapped_drivers() if path.removesuffix(" (deleted)") not in ours]
     if foreign:
         raise NullDeviceBroken(
-            f"a driver that is not the null device's is loaded: {', '.join(foreign)}; the program could reach "
-            "a real GPU. Something opens it by its path, or preloads it"
+            f"a driver that is not the null device's is loaded: {', '.join(foreign)}; the program could "
+            "reach a real GPU. Something opens it by its path, or preloads it"
         )
 
 

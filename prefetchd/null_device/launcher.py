@@ -82,8 +82,8 @@ def _require_built() -> None:
             )
     if set(str(guard.CUDA)) & set(": "):
         raise NullDeviceBroken(
-            f"the null device lies at {str(guard.CUDA)!r}, and the dynamic linker splits LD_PRELOAD at blanks "
-            "and colons; install prefetchd in a directory without them"
+            f"the null device lies at {str(guard.CUDA)!r}, and the dynamic linker splits LD_PRELOAD at "
+            "blanks and colons; install prefetchd in a directory without them"
         )
 
 

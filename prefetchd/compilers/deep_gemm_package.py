@@ -1,7 +1,7 @@
 """Which deep_gemm is installed, told from its files alone.
 
 Importing it would import torch and need a device, and the daemon has neither; so the package is located
-without being run, and its JIT line is read from the headers it ships.
+without being run, and its JIT line is told by a name in its extension module.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import msgspec
 from prefetchd.compilers.base import CompilerUnavailable
 
 PACKAGE = "deep_gemm"
+# DeepJIT's marker of a complete cache entry; the older line has no such file.
+DEEP_JIT_MARKER = b".committed"
 
 
 class Line(StrEnum):
@@ -64,7 +66,9 @@ def _line(directory: Path) -> Line:
             f"{directory} is not a deep_gemm with a compiled extension and its headers (an older all-Python "
             "deep_gemm has neither). Install sgl-deep-gemm instead"
         )
-    return Line.DEEP_JIT if (directory / "include/deep_jit").is_dir() else Line.OLDER
+    # Not by its headers: some builds take DeepJIT's from another package, and ship none.
+    deep_jit = any(DEEP_JIT_MARKER in path.read_bytes() for path in directory.glob("*.so"))
+    return Line.DEEP_JIT if deep_jit else Line.OLDER
 
 
 def _version(directory: Path) -> str:

@@ -28,10 +28,9 @@ def install_deep_gemm(site: Path, *, new_line: bool = True, cuda: int = 13) -> N
     install(site, "sgl-deep-gemm", "0.2.5" if new_line else "0.1.7")
     package = site / "deep_gemm"
     (package / "include/deep_gemm").mkdir(parents=True)
-    if new_line:
-        (package / "include/deep_jit").mkdir()
     (package / "__init__.py").write_text("raise AssertionError('the doctor imported deep_gemm')")
-    (package / "_C.so").write_bytes(b"\x7fELF..." + f"libcudart.so.{cuda}\0".encode())
+    marker = b".committed\0" if new_line else b""
+    (package / "_C.so").write_bytes(b"\x7fELF..." + f"libcudart.so.{cuda}\0".encode() + marker)
 
 
 def script(path: Path, body: str) -> Path:

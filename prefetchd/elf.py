@@ -1,9 +1,9 @@
 """Is a file a complete cubin, and for which architecture?
 
 A truncated or foreign cubin kills the engine that loads it, so nothing is published or counted as published
-before its ELF header was read. The subtle rule: CUDA 12 and CUDA 13 place the architecture in different bits
-of `e_flags`, and the ELF's ABI version says which. The suffix of the architecture (`a`, `f`) is in neither:
-`sm_100`, `sm_100a` and `sm_100f` carry the same flags, measured with nvcc 13.0.
+before its ELF header was read. The subtle rule: the architecture lies in different bits of `e_flags`, and
+the ELF's ABI version says in which; CUDA 12.9 writes both forms. The suffix of the architecture (`a`, `f`) is
+in neither: `sm_100`, `sm_100a` and `sm_100f` carry the same flags, measured with nvcc 13.0.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import struct
 from pathlib import Path
 
 EM_CUDA = 190
-# nvcc 13.0 writes ABI version 8 with the architecture in bits 8..15 (sm_90a: 0x6005a04, sm_100f: 0x6006402);
-# up to CUDA 12 the version is 7 or less and the architecture is the lowest byte (sm_90a: 0x5a055a).
+# ABI version 8 has the architecture in bits 8..15 (nvcc 13.0, sm_90a: 0x6005a04, sm_100f: 0x6006402; ptxas
+# 12.9, sm_100a: 0x600640a), version 7 in the lowest byte (ptxas 12.9, sm_90a: 0x5a0d5a).
 FIRST_ABI_WITH_SHIFTED_ARCHITECTURE = 8
 
 _HEADER = struct.Struct("<4sBBBBB7xHHIQQQIHHHHHH")

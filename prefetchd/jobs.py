@@ -35,10 +35,14 @@ ALLOWED_VARIABLES = frozenset({
 })  # fmt: skip
 # All that a message about a failed compile needs; the whole log stays in its file.
 OUTPUT_TAIL_BYTES = 16384
+# Templates print long traces behind "out of memory": the reason is searched further back than is shown.
+REASON_TAIL_BYTES = 1 << 20
 # Longer than the runner's own grace and reap limits together (2 s and 10 s): after it the runner is stuck.
 RUNNER_END_LIMIT_S = 15.0
-# Below this a compile cannot even write its log, so an unexplained failure is blamed on the disk.
+# With less than a large cubin left, a failure that explains itself by nothing is blamed on the disk.
 DISK_FULL_BYTES = 1 << 20
+# A shell, and nvcc for its own children, answers 128 + signal for a child that was killed.
+SHELL_SIGNAL_BASE = 128
 
 _NO_MEMORY = re.compile(
     r"out of memory|bad_alloc|cannot allocate memory|virtual memory exhausted", re.IGNORECASE
@@ -127,7 +131,7 @@ class JobPool:
                 report = await running.ended()
             finally:
                 running.release()
-        return _classify(report, _tail(log), log)
+        return _classify(report, log)
 
 
 _Line = TypeVar("_Line", _Started, _Report)
@@ -213,20 +217,30 @@ def compile_environment(base: Mapping[str, str], temporary: Path) -> dict[str, s
     return {**allowed, "TMPDIR": str(temporary)}
 
 
-def _classify(report: _Report | None, output: str, log: Path) -> JobResult:
+def disk_is_full(directory: Path) -> bool:
+    """Whether the file system of a directory has no room left for an artifact."""
+    usage = os.statvfs(directory)
+    return usage.f_bavail * usage.f_frsize < DISK_FULL_BYTES
+
+
+def _classify(report: _Report | None, log: Path) -> JobResult:
     """A result from the runner's report, with the reasons that only the output or the disk can tell."""
+    text = _tail(log, REASON_TAIL_BYTES)
+    output = text.encode()[-OUTPUT_TAIL_BYTES:].decode(errors="replace")
     if report is None:
         return JobResult(reason="runner", output=output)
-    reason = report.reason
-    if reason in ("exit", "signal") and report.exit_code != 0:
-        if _NO_SPACE.search(output) or (not output and _disk_is_full(log)):
+    reason, code, killer = report.reason, report.exit_code, report.signal
+    if reason == "exit" and code is not None and code > SHELL_SIGNAL_BASE:
+        reason, killer, code = "signal", code - SHELL_SIGNAL_BASE, None
+    if reason in ("exit", "signal") and code != 0:
+        if _NO_SPACE.search(text) or (not text and disk_is_full(log.parent)):
             reason = "disk"
-        elif _NO_MEMORY.search(output):
+        elif _NO_MEMORY.search(text):
             reason = "memory"
     return JobResult(
         reason=reason,
-        exit_code=report.exit_code,
-        signal=report.signal,
+        exit_code=code,
+        signal=killer,
         cpu_s=report.user_s + report.system_s,
         wall_s=report.wall_s,
         max_rss=report.max_rss,
@@ -234,14 +248,9 @@ def _classify(report: _Report | None, output: str, log: Path) -> JobResult:
     )
 
 
-def _disk_is_full(log: Path) -> bool:
-    usage = os.statvfs(log.parent)
-    return usage.f_bavail * usage.f_frsize < DISK_FULL_BYTES
-
-
-def _tail(log: Path) -> str:
+def _tail(log: Path, size: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_TAIL_BYTES))
+        file.seek(max(0, file.seek(0, os.SEEK_END) - size))
         return file.read().decode(errors="replace")
 
 

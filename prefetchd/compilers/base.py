@@ -117,7 +117,10 @@ class Compiler(ABC):
 
     @abstractmethod
     def verify(self, job: Job, staging: Path) -> None:
-        """Raises `ArtifactInvalid` unless `staging` now holds a complete artifact for this target."""
+        """Raises `ArtifactInvalid` unless `staging` now holds a complete artifact for this target.
+
+        Raises `OSError` when a full disk is the reason.
+        """
 
     @abstractmethod
     def entry_path(self, key: str, root: Path) -> Path:

@@ -13,6 +13,7 @@ called corrupt here, whatever wrote it, and the caller moves it away.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from abc import ABC, abstractmethod
@@ -38,7 +39,7 @@ from prefetchd.compilers.deep_jit_cost import predicted_seconds
 from prefetchd.compilers.deep_jit_payload import Payload, captured_payloads, missed_payloads, payload_of
 from prefetchd.compilers.nvcc import REAL_NVCC_VARIABLE, STAND_IN, Nvcc, find_nvcc
 from prefetchd.elf import NotACubin, cubin_architecture
-from prefetchd.jobs import compile_environment
+from prefetchd.jobs import compile_environment, disk_is_full
 from prefetchd.store import publish_directory
 from prefetchd.targets import Target
 
@@ -229,6 +230,9 @@ class DeepJit(Compiler):
     def verify(self, job: Job, staging: Path) -> None:
         """See `Compiler`."""
         if problem := self._cubin_problem(staging / "entry/kernel.cubin"):
+            # On a full disk nvcc 13.0 leaves an empty cubin and calls that a success.
+            if disk_is_full(staging):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging))
             raise ArtifactInvalid(f"{job.key}: {problem}")
 
     def entry_path(self, key: str, root: Path) -> Path:

@@ -12,7 +12,7 @@
  *
  *   job_runner --timeout SECONDS --memory BYTES --nice N --parent PID --report FD -- COMMAND...
  *
- * (0 = no limit of time or memory.) Two lines of JSON are written to FD: {"group": ...} by the child before it
+ * (0 = no limit of time or memory; the niceness is added to ours.) Two lines of JSON are written to FD: {"group": ...} by the child before it
  * becomes the command, so that a starter whose runner is killed can end the group itself, and the result at the end.
  */
 #define _GNU_SOURCE
@@ -248,8 +248,7 @@ int main(int argc, char **argv) {
     }
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     fcntl(o.report, F_SETFD, FD_CLOEXEC);
-    if (o.nice != 0)
-        setpriority(PRIO_PROCESS, 0, o.nice);
+    setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + o.nice);
 
     pid_t runner = getpid();
     pid_t command = fork();

@@ -9,12 +9,10 @@ SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 def fake_cubin(
-    architecture: int = 90, *, cuda: int = 13, machine: int = 190, body: bytes = b"code" * 16
+    architecture: int = 90, *, abi: int = 8, machine: int = 190, body: bytes = b"code" * 16
 ) -> bytes:
-    """One section of `body`. CUDA 13 keeps the architecture in bits 8..15 of the flags, CUDA 12 in 0..7."""
-    abi, flags = (
-        (8, 0x6000004 | architecture << 8) if cuda == 13 else (7, 0x500 | architecture << 16 | architecture)
-    )
+    """One section of `body`. ABI version 8 has the architecture in flag bits 8..15, 7 in bits 0..7."""
+    flags = 0x6000004 | architecture << 8 if abi == 8 else 0xD00 | architecture << 16 | architecture
     sections_at = HEADER.size + len(body)
     header = HEADER.pack(
         b"\x7fELF",

@@ -130,9 +130,15 @@ def test_a_killed_nvcc_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     assert nothing_left(site)
 
 
-@pytest.mark.parametrize("output", ["", "2>/dev/null"], ids=["loud", "silent"])
-def test_a_full_disk_publishes_nothing_and_is_named(tmp_path: Path, new: bool, output: str) -> None:
-    site = Site(tmp_path, new=new, body=f'cat /dev/zero {output} > "$TMPDIR/tmpxft" || exit 1')
+@pytest.mark.parametrize(
+    ("output", "ending"),
+    [("", "|| exit 1"), ("2>/dev/null", "|| exit 1"), ("2>/dev/null", '; : > "$output"; exit 0')],
+    ids=["loud", "silent", "unnoticed"],
+)
+def test_a_full_disk_publishes_nothing_and_is_named(
+    tmp_path: Path, new: bool, output: str, ending: str
+) -> None:
+    site = Site(tmp_path, new=new, body=f'cat /dev/zero {output} > "$TMPDIR/tmpxft" {ending}')
     jobs = trace(site, "source")
     with small_disk(site.root, "1m"):
         [outcome] = warm(site, jobs)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from prefetchd.elf import NotACubin, cubin_architecture, parse_architecture
 
 
-@pytest.mark.parametrize("cuda", [12, 13])
+@pytest.mark.parametrize("abi", [7, 8])
 @pytest.mark.parametrize("architecture", [80, 90, 100, 103, 120])
-def test_architecture_is_read_in_both_encodings(architecture: int, cuda: int) -> None:
-    assert parse_architecture(fake_cubin(architecture, cuda=cuda)) == architecture
+def test_architecture_is_read_in_both_encodings(architecture: int, abi: int) -> None:
+    assert parse_architecture(fake_cubin(architecture, abi=abi)) == architecture
 
 
 def test_architecture_of_a_file(tmp_path: Path) -> None:

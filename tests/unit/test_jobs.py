@@ -120,6 +120,19 @@ def test_a_killed_job_is_retryable(tmp_path: Path) -> None:
     assert "SIGKILL" in result.describe()
 
 
+def test_a_killed_child_of_the_command_is_retryable(tmp_path: Path) -> None:
+    result = run(tmp_path, "sh -c 'kill -9 $$'; exit $?")
+
+    assert (result.reason, result.signal, result.retryable) == ("signal", signal.SIGKILL, True)
+
+
+def test_a_reason_behind_a_long_trace_is_found(tmp_path: Path) -> None:
+    result = run(tmp_path, "echo 'catastrophic error: out of memory'; yes trace | head -c 100000; exit 1")
+
+    assert result.reason == "memory"
+    assert "memory" not in result.output
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [("cc1plus: out of memory allocating 65536 bytes", "memory"), ("write: No space left on device", "disk")],

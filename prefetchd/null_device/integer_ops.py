@@ -72,10 +72,16 @@ def _replacement(overload: torch._ops.OpOverload, kernel: Any) -> Callable[..., 
         for argument in overload._schema.arguments[:1]
     )
 
+    tensor_positions = [
+        position
+        for position, argument in enumerate(overload._schema.arguments)
+        if isinstance(argument.type, torch._C.TensorType)
+    ]
+
     def run(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         device = _device_if_small_integers((*args, *kwargs.values()))
         if device is None:
-            return kernel.call_boxed(keys, *args, **kwargs)
+            return kernel.call_boxed(keys, *_with_tensors_for_numbers(args, tensor_positions), **kwargs)
         fresh = {name: torch.empty(0, dtype=kwargs[name].dtype) for name in outputs & kwargs.keys()}
         host = {name: fresh.get(name, value) for name, value in kwargs.items()}
         result = overload(*_on_host(args), **_on_host(host))
@@ -91,6 +97,27 @@ def _replacement(overload: torch._ops.OpOverload, kernel: Any) -> Callable[..., 
         return _on_device(result, device)
 
     return run
+
+
+def _with_tensors_for_numbers(args: tuple[Any, ...], tensor_positions: list[int]) -> tuple[Any, ...]:
+    """The arguments for a boxed call, which takes no number where the schema has a tensor.
+
+    A number reaches us unwrapped from the tensor that the dispatcher had made of it. A tensor of the result's
+    type in its place leaves that type, and so everything but the value, as it would have been.
+    """
+    numbers = [
+        position
+        for position in tensor_positions
+        if position < len(args) and isinstance(args[position], (int, float, complex))
+    ]
+    if not numbers:
+        return args
+    tensor = next((value for value in args if isinstance(value, torch.Tensor)), torch.empty(()))
+    changed = list(args)
+    for position in numbers:
+        number = args[position]
+        changed[position] = torch.scalar_tensor(number, dtype=torch.result_type(tensor, number))
+    return tuple(changed)
 
 
 def _device_if_small_integers(values: tuple[Any, ...]) -> torch.device | None:

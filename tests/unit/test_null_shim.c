@@ -192,6 +192,37 @@ static void captures_are_remembered_by_stream(void)
     CHECK(CALL("cudaStreamEndCapture", 0x10, &graph, 0) == 1);
 }
 
+static void virtual_memory_is_mapped_and_counted(void)
+{
+    const size_t page = 2 << 20;
+    char *address;
+    void *one, *two;
+    size_t granularity;
+    unsigned type;
+    CHECK(CALL("cuMemGetAllocationGranularity", &granularity, NULL, 0) == 0 && granularity == page);
+    CHECK(CALL("cuMemAddressReserve", &address, (size_t)4 << 30, 0) == 0);
+    CHECK(CALL("cuMemCreate", &two, 2 * page, 0) == 0);
+    CHECK(CALL("cuMemCreate", &one, (size_t)2 << 30, 0) == 2);
+    CHECK(CALL("cuMemCreate", &one, 100, 0) == 1);
+    CHECK(CALL("cuMemCreate", &one, page, 0) == 0);
+    CHECK(free_memory() == (1 << 30) - 3 * page);
+    CHECK(CALL8("cuMemMap", address, page, 0, one, 0, 0, 0, 0) == 0);
+    CHECK(CALL8("cuMemMap", address + page, 2 * page, 0, two, 0, 0, 0, 0) == 0);
+    CHECK(CALL("cuMemSetAccess", address, 3 * page, NULL) == 0);
+    CHECK(CALL("cuMemRelease", one, 0, 0) == 0);
+    CHECK(CALL("cuMemsetD8_v2", address, 5, 3 * page) == 0 && address[3 * page - 1] == 5);
+    CHECK(CALL("cuPointerGetAttribute", &type, 2, address + page) == 0 && type == 2);
+    CHECK(CALL("cudaFree", address, 0, 0) == 1);
+    CHECK(free_memory() == (1 << 30) - 3 * page);
+    CHECK(CALL("cuMemUnmap", address, 3 * page, 0) == 0);
+    CHECK(free_memory() == (1 << 30) - 2 * page); // the second is unmapped, not released
+    CHECK(CALL8("cuMemMap", address, 2 * page, 0, two, 0, 0, 0, 0) == 0 && *address == 0);
+    CHECK(CALL("cuMemUnmap", address, 2 * page, 0) == 0 && CALL("cuMemRelease", two, 0, 0) == 0);
+    CHECK(free_memory() == 1 << 30);
+    CHECK(CALL("cuMemUnmap", address, page, 0) == 1);
+    CHECK(CALL("cuMemAddressFree", address, (size_t)4 << 30, 0) == 0);
+}
+
 static void symbols_have_bytes(void)
 {
     static char host_symbol;
@@ -288,6 +319,7 @@ int main(int count, char **arguments)
         properties_have_both_layouts();
         entry_points_are_found_by_name();
         captures_are_remembered_by_stream();
+        virtual_memory_is_mapped_and_counted();
         symbols_have_bytes();
         a_forked_child_can_allocate();
     }

@@ -18,7 +18,7 @@
     X(75, t->major) X(76, t->minor) X(78, 1) X(79, 1) X(80, 1) /* stream priorities, L1 caching */     \
     X(81, t->shared_bytes_per_sm) X(82, t->registers_per_sm) X(83, 1) /* managed memory */             \
     X(89, 1) X(90, 1) X(95, 1) /* managed access, preemption, cooperative launch */                    \
-    X(97, t->shared_bytes_per_block_optin) X(99, 1) X(106, t->blocks_per_sm)                           \
+    X(97, t->shared_bytes_per_block_optin) X(99, 1) X(102, 1) X(106, t->blocks_per_sm)                         \
     X(108, t->persisting_l2_bytes) X(111, t->reserved_shared_bytes_per_block)                          \
     X(115, 1) X(120, t->major >= 9) /* memory pools, clusters */
 

@@ -93,7 +93,7 @@ struct copy_2d {
     struct side from, to;
     size_t width, height;
 };
-enum { TYPE_HOST = 1, TYPE_ARRAY = 3 };
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2, TYPE_ARRAY = 3 };
 
 static char *start_of(const struct side *side)
 {
@@ -144,17 +144,18 @@ int cuPointerGetAttribute(void *out, int attribute, device_pointer pointer)
     struct null_range range;
     if (!out || !null_find((void *)pointer, &range))
         return INVALID_VALUE;
+    bool on_host = range.kind == HOST_MEMORY || range.kind == REGISTERED_MEMORY;
     switch (attribute) {
     case CONTEXT:
         *(void **)out = (void *)0x10;
         return SUCCESS;
     case MEMORY_TYPE:
-        *(unsigned *)out = range.kind == DEVICE_MEMORY || range.kind == MANAGED_MEMORY ? 2 : TYPE_HOST;
+        *(unsigned *)out = on_host ? TYPE_HOST : TYPE_DEVICE;
         return SUCCESS;
     case DEVICE_POINTER:
     case HOST_POINTER:
         *(device_pointer *)out = pointer;
-        return attribute == HOST_POINTER && range.kind == DEVICE_MEMORY ? INVALID_VALUE : SUCCESS;
+        return attribute == HOST_POINTER && !on_host && range.kind != MANAGED_MEMORY ? INVALID_VALUE : SUCCESS;
     case IS_MANAGED:
         *(unsigned *)out = range.kind == MANAGED_MEMORY;
         return SUCCESS;

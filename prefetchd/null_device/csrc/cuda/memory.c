@@ -70,7 +70,7 @@ static int map_locked(void **out, size_t size, enum null_kind kind)
     void *start = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (start == MAP_FAILED)
         return OUT_OF_MEMORY;
-    if (!insert((struct null_range){start, size, kind})) {
+    if (!insert((struct null_range){start, size, kind, NULL})) {
         munmap(start, size);
         return OUT_OF_MEMORY;
     }
@@ -102,7 +102,34 @@ int null_register(void *start, size_t size)
     if (!start || !size)
         return INVALID_VALUE;
     pthread_rwlock_wrlock(&lock);
-    bool done = insert((struct null_range){start, size, REGISTERED_MEMORY});
+    bool done = insert((struct null_range){start, size, REGISTERED_MEMORY, NULL});
+    pthread_rwlock_unlock(&lock);
+    return done ? SUCCESS : OUT_OF_MEMORY;
+}
+
+int null_reserve(size_t size)
+{
+    pthread_rwlock_wrlock(&lock);
+    bool fits = size <= memory_limit() - used;
+    if (fits)
+        used += size;
+    pthread_rwlock_unlock(&lock);
+    return fits ? SUCCESS : OUT_OF_MEMORY;
+}
+
+void null_unreserve(size_t size)
+{
+    pthread_rwlock_wrlock(&lock);
+    used -= size;
+    pthread_rwlock_unlock(&lock);
+}
+
+int null_map(void *start, size_t size, void *owner)
+{
+    if (mprotect(start, size, PROT_READ | PROT_WRITE))
+        return INVALID_VALUE;
+    pthread_rwlock_wrlock(&lock);
+    bool done = insert((struct null_range){start, size, MAPPED_MEMORY, owner});
     pthread_rwlock_unlock(&lock);
     return done ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -120,7 +147,9 @@ int null_release(void *pointer, int kinds)
         count--;
         if (on_device(range.kind))
             used -= range.size;
-        if (range.kind != REGISTERED_MEMORY)
+        if (range.kind == MAPPED_MEMORY) // the addresses stay reserved, the pages go
+            mmap(range.start, range.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+        else if (range.kind != REGISTERED_MEMORY)
             munmap(range.start, range.size);
         result = SUCCESS;
     }

@@ -22,12 +22,19 @@ enum null_error {
     NOT_SUPPORTED = 801,
 };
 
-enum null_kind { DEVICE_MEMORY = 1, MANAGED_MEMORY = 2, HOST_MEMORY = 4, REGISTERED_MEMORY = 8 };
+enum null_kind {
+    DEVICE_MEMORY = 1,
+    MANAGED_MEMORY = 2,
+    HOST_MEMORY = 4,
+    REGISTERED_MEMORY = 8, // a program's own pages, known as host memory
+    MAPPED_MEMORY = 16,    // device memory at an address that the program reserved
+};
 
 struct null_range {
     char *start;
     size_t size;
     enum null_kind kind;
+    void *owner; // what MAPPED_MEMORY was created as
 };
 
 // memory.c: the table of allocations.
@@ -35,6 +42,10 @@ int null_allocate(void **out, size_t size, enum null_kind kind);
 int null_register(void *start, size_t size);
 int null_release(void *pointer, int kinds);
 bool null_find(const void *pointer, struct null_range *out);
+// For virtual.c: an amount of device memory without an address, and pages at a reserved one.
+int null_reserve(size_t size);
+void null_unreserve(size_t size);
+int null_map(void *start, size_t size, void *owner);
 void null_memory_info(size_t *available, size_t *total);
 
 // copy.c: the bytes really move.

@@ -122,9 +122,10 @@ int cudaPointerGetAttributes(struct pointer_attributes *out, const void *pointer
         out->host_pointer = (void *)pointer;
         return SUCCESS;
     }
-    out->type = range.kind == DEVICE_MEMORY ? DEVICE : range.kind == MANAGED_MEMORY ? MANAGED : HOST;
+    bool only_device = range.kind == DEVICE_MEMORY || range.kind == MAPPED_MEMORY;
+    out->type = only_device ? DEVICE : range.kind == MANAGED_MEMORY ? MANAGED : HOST;
     out->device_pointer = (void *)pointer;
-    if (range.kind != DEVICE_MEMORY)
+    if (!only_device)
         out->host_pointer = (void *)pointer;
     return SUCCESS;
 }

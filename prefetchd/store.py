@@ -162,7 +162,7 @@ def publish_directory(staged: Path, final: Path) -> bool:
 
 
 def quarantine(root: Path, entry: Path) -> Path:
-    """Moves a corrupt entry out of the cache in one step and says where it lies now; the oldest ones go.
+    """Moves a corrupt entry out of the cache and says where it lies now; the oldest ones go.
 
     Raises `FileNotFoundError` when someone else moved it first. Hold the entry's key, and judge the entry
     while holding it: otherwise a good one that was published in between is what gets moved.
@@ -170,7 +170,15 @@ def quarantine(root: Path, entry: Path) -> Path:
     place = private_directory(root) / "quarantine"
     place.mkdir(mode=_directory_mode(root), exist_ok=True)
     target = place / f"{entry.name}.{uuid.uuid4().hex[:8]}"
-    entry.rename(target)
+    try:
+        entry.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # A directory that came with a container image cannot be renamed on its overlay. What is removed
+        # piece by piece was unusable before, so whoever meets it half removed is no worse off.
+        shutil.copytree(entry, target, symlinks=True)
+        shutil.rmtree(entry)
     os.utime(target, follow_symlinks=False)
     kept = sorted(place.iterdir(), key=lambda path: path.lstat().st_mtime_ns, reverse=True)
     for old in kept[QUARANTINE_LIMIT:]:

@@ -47,6 +47,11 @@ CACHE_VARIABLE = "DG_JIT_CACHE_DIR"
 # Extra outputs that the library would make after a compile. They do not enter a key, and their tools would be
 # run on the placeholder.
 DUMP_VARIABLES = ("DG_JIT_DUMP_ASM", "DG_JIT_DUMP_PTX", "DG_JIT_DUMP_SASS")
+# What may change a kernel. Where the cache and nvcc are counts by what is found there, and the rest only prints
+# or dumps.
+_CODE_VARIABLE = re.compile(
+    r"(DG|DJ)_(?!JIT_CACHE_DIR|JIT_NVCC_COMPILER|\w*PRINT|\w*DUMP)\w+|NVCC_(PRE|AP)PEND_FLAGS"
+)
 # The library passes its command to a shell unquoted.
 _SHELL_SAFE = re.compile(r"[\w./+,@%=-]+")
 
@@ -171,9 +176,7 @@ class DeepJit(Compiler):
     def fingerprint(self) -> Mapping[str, str]:
         """See `Compiler`. Raises `CompilerUnavailable` without nvcc."""
         variables = {
-            name: value
-            for name, value in sorted(self._environment.items())
-            if name.startswith(("DG_", "DJ_")) or name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+            name: value for name, value in sorted(self._environment.items()) if _CODE_VARIABLE.fullmatch(name)
         }
         return {
             "deep_jit.line": self.package.line,
@@ -220,7 +223,7 @@ class DeepJit(Compiler):
         entry, temporary = staging / "entry", staging / "tmp"
         entry.mkdir()
         temporary.mkdir()
-        (entry / "kernel.cu").write_text(payload.source)
+        (entry / "kernel.cu").write_text(payload.source, "utf-8")
         return Command(
             argv=payload.command(entry, self.nvcc),
             environment=compile_environment(self._environment, temporary),

@@ -76,7 +76,7 @@ def captured_payloads(cache: Path) -> Iterator[tuple[str, Payload]]:
         yield (
             entry.name,
             Payload(
-                source=(entry / "kernel.cu").read_text(),
+                source=(entry / "kernel.cu").read_text("utf-8"),
                 arguments=_portable(record.read_bytes()),
                 meta=_portable_meta(meta.read_bytes()) if meta.exists() else None,
             ),
@@ -86,7 +86,7 @@ def captured_payloads(cache: Path) -> Iterator[tuple[str, Payload]]:
 def missed_payloads(misses: Path) -> Iterator[Payload]:
     """Payload of every compile that was refused, oldest first."""
     for record in _oldest_first(misses.glob(MISSED)):
-        source = record.with_suffix(".cu").read_text()
+        source = record.with_suffix(".cu").read_text("utf-8")
         yield Payload(source=source, arguments=_portable(record.read_bytes()), meta=None)
 
 

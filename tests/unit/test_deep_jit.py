@@ -329,6 +329,12 @@ def test_the_fingerprint_tells_what_changes_a_kernel(site: Site) -> None:
     }  # fmt: skip
 
 
+def test_the_fingerprint_ignores_what_changes_no_kernel(site: Site) -> None:
+    changed = site.compiler(DG_PRINT_CONFIGS="1", DG_JIT_DUMP_PTX="1", DG_JIT_NVCC_COMPILER=str(site.nvcc))
+
+    assert changed.fingerprint() == site.compiler().fingerprint()
+
+
 def test_the_fingerprint_sees_a_changed_header(site: Site) -> None:
     before = site.compiler().fingerprint()["deep_jit.include"]
 

@@ -253,6 +253,38 @@ def test_quarantine_keeps_only_the_newest(tmp_path: Path) -> None:
     assert [place.exists() for place in places] == [False] * 3 + [True] * QUARANTINE_LIMIT
 
 
+@contextmanager
+def overlay(directory: Path) -> Iterator[Path]:
+    """A root as a container sees it: what `directory/lower` holds came with the image."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts an overlay, which only root can")
+    # The upper layer may not itself lie on an overlay, as the temporary directory of a container does.
+    layers = directory / "layers"
+    layers.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", layers], check=True)
+    try:
+        for name in ("upper", "work", "root"):
+            (layers / name).mkdir()
+        options = f"lowerdir={directory / 'lower'},upperdir={layers / 'upper'},workdir={layers / 'work'}"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, layers / "root"], check=True)
+        yield layers / "root"
+    finally:
+        subprocess.run(["umount", layers / "root"], check=True)
+        subprocess.run(["umount", layers], check=True)
+
+
+def test_entries_that_came_with_a_container_image_are_handled_alike(tmp_path: Path) -> None:
+    finished(tmp_path / "lower/cache/corrupt", "half")
+    (tmp_path / "lower/cache/empty").mkdir()
+    with overlay(tmp_path) as root:
+        place = quarantine(root, root / "cache/corrupt")
+
+        assert publish_directory(finished(root / "staged"), root / "cache/corrupt")
+        assert publish_directory(finished(root / "staged"), root / "cache/empty")
+        assert (place / "kernel.cubin").read_text() == "half"
+        assert [path.read_text() for path in sorted(root.glob("cache/*/*"))] == ["ours", "ours"]
+
+
 def test_an_entry_that_someone_else_moved_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         quarantine(tmp_path, tmp_path / "cache/key")

@@ -1,0 +1,55 @@
+"""Which deep_gemm is installed, told from its files without importing it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from fake_deep_gemm import make_package
+
+from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.compilers.deep_gemm_package import Line, find_package
+
+
+@pytest.mark.parametrize(
+    ("new", "line", "version"), [(True, Line.DEEP_JIT, "0.2.5"), (False, Line.OLDER, "0.1.7")]
+)
+def test_the_line_is_read_from_the_headers(tmp_path: Path, new: bool, line: Line, version: str) -> None:
+    package = find_package(make_package(tmp_path, new=new))
+
+    assert (package.line, package.version) == (line, version)
+
+
+def test_what_python_would_import_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make_package(tmp_path, new=True)
+    (directory / "__init__.py").write_text("raise AssertionError('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
+
+    assert find_package().directory == directory
+
+
+def test_no_package_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
+
+    with pytest.raises(CompilerUnavailable, match="deep_gemm is not installed"):
+        find_package()
+
+
+def test_an_all_python_package_is_explained(tmp_path: Path) -> None:
+    directory = make_package(tmp_path, new=False)
+    (directory / "_C.so").unlink()
+
+    with pytest.raises(CompilerUnavailable, match="Install sgl-deep-gemm instead"):
+        find_package(directory)
+
+
+def test_a_package_without_a_version_is_still_usable(tmp_path: Path) -> None:
+    directory = make_package(tmp_path, new=True)
+    (directory / "VERSION").unlink()
+
+    assert find_package(directory).version == "unknown"

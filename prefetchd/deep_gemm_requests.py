@@ -20,7 +20,14 @@ ScaleLayout = Literal["tma", "columns", "rows"]
 Output = Literal["bfloat16", "float32"]
 
 
-class DenseGemm(Request, frozen=True, kw_only=True):
+class DeepGemmRequest(Request, frozen=True, kw_only=True):
+    """What every op of the library depends on beside its arguments."""
+
+    # The SMs that the engine told the library to use, as it does to overlap communication; 0 is all of them.
+    sms: SizeOrDefault = 0
+
+
+class DenseGemm(DeepGemmRequest, frozen=True, kw_only=True):
     """One matrix product. `accumulate` passes D as C too; the letters of the op say what is transposed."""
 
     sweep_field: ClassVar[str | None] = "m"
@@ -95,7 +102,7 @@ class Bf16GemmTt(Bf16Gemm, frozen=True, kw_only=True, tag="bf16_gemm_tt"):
     """A given as k x m."""
 
 
-class GroupedContiguous(Request, frozen=True, kw_only=True):
+class GroupedContiguous(DeepGemmRequest, frozen=True, kw_only=True):
     """Rows of all groups one after another, each group padded to the library's alignment.
 
     With `psum` the layout holds the end of each group instead of each row's group, and the kernel is chosen
@@ -155,7 +162,7 @@ class Bf16GroupedContiguousNn(
     """BF16 experts, weights given as k x n."""
 
 
-class GroupedMasked(Request, frozen=True, kw_only=True):
+class GroupedMasked(DeepGemmRequest, frozen=True, kw_only=True):
     """`m` rows reserved for every group, of which about `expected_m` are used (0 reserves one tile)."""
 
     sweep_field: ClassVar[str | None] = "expected_m"
@@ -187,7 +194,7 @@ class Bf16GroupedMaskedNt(GroupedMasked, frozen=True, kw_only=True, tag="m_group
     """BF16 experts."""
 
 
-class KGrouped(Request, frozen=True, kw_only=True):
+class KGrouped(DeepGemmRequest, frozen=True, kw_only=True):
     """Per group a product over that group's `k` rows (weight gradients), summed into D when `accumulate`."""
 
     sweep_field: ClassVar[str | None] = "k"
@@ -219,7 +226,7 @@ class Bf16KGroupedTn(KGrouped, frozen=True, kw_only=True, tag="k_grouped_bf16_ge
     """BF16, both operands given as k x rows."""
 
 
-class Einsum(Request, frozen=True, kw_only=True, tag="einsum"):
+class Einsum(DeepGemmRequest, frozen=True, kw_only=True, tag="einsum"):
     """A BF16 batched product of `groups` pairs, m x k and n x k, whichever letters the expression uses."""
 
     sweep_field: ClassVar[str | None] = "m"
@@ -234,7 +241,7 @@ class Einsum(Request, frozen=True, kw_only=True, tag="einsum"):
     deterministic: bool = False
 
 
-class Fp8Einsum(Request, frozen=True, kw_only=True, tag="fp8_einsum"):
+class Fp8Einsum(DeepGemmRequest, frozen=True, kw_only=True, tag="fp8_einsum"):
     """An FP8 batched product; sizes as in `Einsum`."""
 
     sweep_field: ClassVar[str | None] = "m"
@@ -251,7 +258,7 @@ class Fp8Einsum(Request, frozen=True, kw_only=True, tag="fp8_einsum"):
     weight_block: Literal[1, 128] = 128
 
 
-class Fp8GemmNtSkipHeadMid(Request, frozen=True, kw_only=True, tag="fp8_gemm_nt_skip_head_mid"):
+class Fp8GemmNtSkipHeadMid(DeepGemmRequest, frozen=True, kw_only=True, tag="fp8_gemm_nt_skip_head_mid"):
     """A dense product whose output leaves a gap of `middle` between `left` and `right` in every head."""
 
     sweep_field: ClassVar[str | None] = "m"
@@ -266,7 +273,7 @@ class Fp8GemmNtSkipHeadMid(Request, frozen=True, kw_only=True, tag="fp8_gemm_nt_
     scale_layout: ScaleLayout = "tma"
 
 
-class HcPrenormGemm(Request, frozen=True, kw_only=True, tag="tf32_hc_prenorm_gemm"):
+class HcPrenormGemm(DeepGemmRequest, frozen=True, kw_only=True, tag="tf32_hc_prenorm_gemm"):
     """The hyper-connection product with its row norms; `splits` 0 is the call without split-K."""
 
     sweep_field: ClassVar[str | None] = "m"
@@ -277,7 +284,7 @@ class HcPrenormGemm(Request, frozen=True, kw_only=True, tag="tf32_hc_prenorm_gem
     splits: SizeOrDefault = 0
 
 
-class MqaLogits(Request, frozen=True, kw_only=True):
+class MqaLogits(DeepGemmRequest, frozen=True, kw_only=True):
     """Indexer logits of `tokens` queries over `kv_tokens` keys; with a bound they are written compressed."""
 
     sweep_field: ClassVar[str | None] = "tokens"
@@ -304,7 +311,7 @@ class Fp8Fp4MqaLogits(MqaLogits, frozen=True, kw_only=True, tag="fp8_fp4_mqa_log
     scheduled: bool = False
 
 
-class MqaLogitsMetadata(Request, frozen=True, kw_only=True, tag="get_mqa_logits_metadata"):
+class MqaLogitsMetadata(DeepGemmRequest, frozen=True, kw_only=True, tag="get_mqa_logits_metadata"):
     """The schedule that `fp8_fp4_mqa_logits` takes."""
 
     sweep_field: ClassVar[str | None] = "tokens"
@@ -314,7 +321,7 @@ class MqaLogitsMetadata(Request, frozen=True, kw_only=True, tag="get_mqa_logits_
     kv_tokens: Size = 4096
 
 
-class PagedMqaLogits(Request, frozen=True, kw_only=True):
+class PagedMqaLogits(DeepGemmRequest, frozen=True, kw_only=True):
     """Indexer logits of `batch` decoding sequences, `next_n` tokens each, over a paged cache."""
 
     sweep_field: ClassVar[str | None] = "batch"
@@ -343,19 +350,20 @@ class Fp8Fp4PagedMqaLogits(PagedMqaLogits, frozen=True, kw_only=True, tag="fp8_f
     output: Output = "float32"
 
 
-class PagedMqaLogitsMetadata(Request, frozen=True, kw_only=True, tag="get_paged_mqa_logits_metadata"):
-    """The schedule that the paged logits take; `sms` 0 is what the library would use."""
+class PagedMqaLogitsMetadata(DeepGemmRequest, frozen=True, kw_only=True, tag="get_paged_mqa_logits_metadata"):
+    """The schedule that the paged logits take, for as many SMs as they will run on."""
 
     sweep_field: ClassVar[str | None] = "batch"
 
     batch: Size
     next_n: Size = 1
     block_kv: Size = 64
-    sms: SizeOrDefault = 0
     varlen: bool | None = None
 
 
-class SparseMqaLogitsMetadata(Request, frozen=True, kw_only=True, tag="get_sparse_mqa_logits_metadata"):
+class SparseMqaLogitsMetadata(
+    DeepGemmRequest, frozen=True, kw_only=True, tag="get_sparse_mqa_logits_metadata"
+):
     """The schedule of block-sparse logits: `blocks` selected blocks of `block_kv` keys a query."""
 
     sweep_field: ClassVar[str | None] = "tokens"
@@ -369,7 +377,7 @@ class SparseMqaLogitsMetadata(Request, frozen=True, kw_only=True, tag="get_spars
 
 
 class PagedSparseMqaLogitsMetadata(
-    Request, frozen=True, kw_only=True, tag="get_paged_sparse_mqa_logits_metadata"
+    DeepGemmRequest, frozen=True, kw_only=True, tag="get_paged_sparse_mqa_logits_metadata"
 ):
     """The same over a paged cache of `page_kv` keys a page."""
 
@@ -382,7 +390,7 @@ class PagedSparseMqaLogitsMetadata(
     fp4: bool = False
 
 
-class SparseMqaLogits(Request, frozen=True, kw_only=True, tag="fp8_fp4_sparse_mqa_logits"):
+class SparseMqaLogits(DeepGemmRequest, frozen=True, kw_only=True, tag="fp8_fp4_sparse_mqa_logits"):
     """Block-sparse indexer logits; fields as in its metadata."""
 
     sweep_field: ClassVar[str | None] = "tokens"
@@ -397,7 +405,7 @@ class SparseMqaLogits(Request, frozen=True, kw_only=True, tag="fp8_fp4_sparse_mq
     unaligned: bool = False
 
 
-class PagedSparseMqaLogits(Request, frozen=True, kw_only=True, tag="fp8_fp4_paged_sparse_mqa_logits"):
+class PagedSparseMqaLogits(DeepGemmRequest, frozen=True, kw_only=True, tag="fp8_fp4_paged_sparse_mqa_logits"):
     """Block-sparse indexer logits over a paged cache."""
 
     sweep_field: ClassVar[str | None] = "tokens"
@@ -411,7 +419,7 @@ class PagedSparseMqaLogits(Request, frozen=True, kw_only=True, tag="fp8_fp4_page
     fp4: bool = False
 
 
-class TransformScales(Request, frozen=True, kw_only=True, tag="transform_sf_into_required_layout"):
+class TransformScales(DeepGemmRequest, frozen=True, kw_only=True, tag="transform_sf_into_required_layout"):
     """What an engine does once with float32 weight scales (`block` x `gran_k`) when it loads them."""
 
     mn: Size

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.profiles import GemmSite, Profile, m_for_batch, m_ranges
 from prefetchd.protocol import (
     REQUEST_TYPES,
@@ -38,8 +39,7 @@ from prefetchd.provider import Limits, Provider, Unavailable
 if TYPE_CHECKING:
     from .deep_gemm_ops.driver import Driver
 
-MODULE = "prefetchd.deep_gemm_requests"
-OPS = {op: kind for op, kind in REQUEST_TYPES.items() if kind.__module__ == MODULE}
+OPS = {op: kind for op, kind in REQUEST_TYPES.items() if issubclass(kind, DeepGemmRequest)}
 # torch's switch for answering `is_available` without the CUDA runtime.
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # How the library aligns groups unless an engine tells it otherwise.
@@ -96,8 +96,8 @@ class DeepGemmProvider(Provider):
 
     def run(self, request: Request) -> None:
         """One call of the library's own op."""
-        if type(request) is UnknownRequest:
-            raise Unavailable(f"this version of prefetchd knows no op {op_of(request)!r}")
+        if not isinstance(request, DeepGemmRequest):
+            raise Unavailable(f"this version of prefetchd knows no DeepGEMM op {op_of(request)!r}")
         if self._driver is None:
             self._driver = self._new_driver()
         self._driver.run(request)

@@ -139,7 +139,7 @@ def get_paged_mqa_logits_metadata(driver: Driver, call: Call, request: PagedMqaL
     call(
         driver.tensor("context_lens", INT, request.batch, request.next_n),
         request.block_kv,
-        request.sms or deep_gemm.get_num_sms(),
+        deep_gemm.get_num_sms(),
         **given(indices=indices(driver, request)),
     )
 

@@ -16,6 +16,7 @@ import deep_gemm
 import torch
 
 from prefetchd.codec import op_of
+from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.provider import Unavailable
 from prefetchd.request import Request
 
@@ -66,14 +67,22 @@ class Driver:
         self._pools: dict[tuple[str, torch.dtype], torch.Tensor] = {}
         self._weights: dict[tuple[Any, ...], torch.Tensor] = {}
 
-    def run(self, request: Request) -> None:
+    def run(self, request: DeepGemmRequest) -> None:
         """Runs the request. Raises `Unavailable` where the library has no such op for this device."""
         kind = type(request)
         ready = self._ready.get(kind)
         if ready is None:
             self._ready[kind] = ready = self._resolve(kind)
         function, call = ready
-        function(self, call, request)
+        if not request.sms:
+            function(self, call, request)
+            return
+        before = deep_gemm.get_num_sms()
+        deep_gemm.set_num_sms(request.sms)
+        try:
+            function(self, call, request)
+        finally:
+            deep_gemm.set_num_sms(before)
 
     def _resolve(self, kind: type[Request]) -> tuple[Run, Call]:
         drive = DRIVES.get(kind)

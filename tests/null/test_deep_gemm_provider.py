@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from deep_gemm_tracing import Traced, trace
 
+from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.protocol import REQUEST_TYPES, Sweep, request_from_fields
 
 LINES = ("new", "old")
@@ -102,7 +103,7 @@ def every_op(line: str, architecture: str) -> dict[str, Traced]:
 
 
 def test_the_table_of_shapes_holds_every_op() -> None:
-    assert set(SHAPES) == {op for op, kind in REQUEST_TYPES.items() if "deep_gemm" in kind.__module__}
+    assert set(SHAPES) == {op for op, kind in REQUEST_TYPES.items() if issubclass(kind, DeepGemmRequest)}
 
 
 @pytest.mark.parametrize("architecture", EVERYWHERE)
@@ -154,6 +155,9 @@ COMPARED = {
     "row-scaled weights": sweep(
         "fp8_gemm_nt", **DENSE, output="float32", accumulate=True, weight_block=1, scales="float32"
     ),
+    "on 100 SMs": sweep("fp8_gemm_nt", m=2048, **SHAPE, sms=100),
+    "on all SMs again": sweep("fp8_gemm_nt", m=2048, **SHAPE),
+    "on as many as there are": sweep("fp8_gemm_nt", m=2048, **SHAPE, sms=132),
     "packed scales": sweep("fp8_gemm_nt", **DENSE, scales="ue8m0"),
 }
 
@@ -224,6 +228,13 @@ def test_alignment_of_groups_is_part_of_the_request() -> None:
     found = compared("new", "h200")
     assert found["aligned by default"].variants == found["aligned to 128"].variants
     assert found["aligned by default"].variants != found["aligned to 64"].variants
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_fewer_sms_are_other_kernels(line: str) -> None:
+    found = compared(line, "h200")
+    assert found["on 100 SMs"].variants != found["on all SMs again"].variants
+    assert found["on as many as there are"].variants == found["on all SMs again"].variants
 
 
 def test_packed_scales_are_refused_on_hopper_with_the_reason() -> None:

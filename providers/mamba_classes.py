@@ -1,0 +1,82 @@
+"""Which token counts launch the same kernels: what Triton tells apart about a batch of the Mamba2 scan.
+
+Triton compiles a variant for whether an integer argument is one, and whether it is a multiple of 16. The scan
+hands over the token count T, the number of chunks and strides made of them; nothing else about a batch. So
+one call for each class covers every batch of it. The subtle rule: a batch's row of the projected buffer need
+not be a multiple of 16 elements long, and then T times its length is told apart too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+# Triton asks of an integer whether it is a multiple of this.
+UNIT = 16
+# Classes repeat every 16 chunks; a second round meets those that need more than a round's remainder.
+ROUNDS = 2
+
+# T is one; T, the chunks, T rows: multiple of 16; one chunk.
+Class = tuple[bool, bool, bool, bool, bool]
+
+
+def natural_chunks(tokens: int, chunk: int) -> int:
+    """How many chunks of `chunk` tokens hold them."""
+    return -(-tokens // chunk)
+
+
+def class_of(tokens: int, chunks: int, row: int = UNIT) -> Class:
+    """What Triton can tell about T tokens in so many chunks, in rows of `row` elements."""
+    return (tokens == 1, tokens % UNIT == 0, tokens * row % UNIT == 0, chunks == 1, chunks % UNIT == 0)
+
+
+@lru_cache(maxsize=256)
+def scan_classes(chunk: int, max_tokens: int, row: int = UNIT, *, cut: bool = False) -> dict[Class, tuple[int, int]]:
+    """Every class that up to `max_tokens` tokens reach, with one (tokens, chunks) of it.
+
+    `cut` is for kernels whose chunks end where a sequence ends: short sequences make more chunks of the same
+    tokens. A class's representative does not depend on `max_tokens` unless it exceeds it.
+    """
+    found: dict[Class, tuple[int, int]] = {}
+    for tokens, chunks in _candidates(chunk, max_tokens, cut):
+        found.setdefault(class_of(tokens, chunks, row), (tokens, chunks))
+    return found
+
+
+def _candidates(chunk: int, max_tokens: int, cut: bool) -> Iterator[tuple[int, int]]:
+    # The token counts with which the classes were measured, for a chunk of 256; they keep logs comparable.
+    measured = (chunk + 16, chunk + 44, chunk, 100, 1, 16 * chunk, 15 * chunk + 100)
+    scanned = range(1, min(max_tokens, ROUNDS * UNIT * chunk) + 1)
+    if not cut:
+        for tokens in (*(t for t in measured if t <= max_tokens), *scanned):
+            yield tokens, natural_chunks(tokens, chunk)
+        return
+    for tokens in scanned:
+        least = natural_chunks(tokens, chunk)
+        for chunks in (least, least + 1, least + 2, -(-least // UNIT) * UNIT):
+            if chunks <= tokens:
+                yield tokens, chunks
+
+
+def count_classes(max_count: int) -> tuple[int, ...]:
+    """One of each class of a bare count: one, a multiple of 16, any other."""
+    return tuple(count for count in (1, UNIT, 2) if count <= max_count)
+
+
+def count_class(count: int) -> int:
+    """The member of `count_classes` that stands for this count."""
+    if count == 1:
+        return 1
+    return UNIT if count % UNIT == 0 else 2
+
+
+def possible_chunks(lengths: tuple[int, ...], chunk: int, *, cut: bool) -> range:
+    """How many chunks sequences of these new tokens may make.
+
+    Where chunks end with their sequence, one that continues may begin inside a chunk: one chunk more.
+    """
+    if not cut:
+        least = natural_chunks(sum(lengths), chunk)
+        return range(least, least + 1)
+    least = sum(natural_chunks(length, chunk) for length in lengths)
+    return range(least, least + sum(length > 1 for length in lengths) + 1)

@@ -18,7 +18,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO
 
 import msgspec
 
@@ -89,22 +89,18 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
         return texts[self.reason]
 
 
-class _Started(msgspec.Struct, frozen=True):
-    """The runner's first line, written by the command's process before it becomes the command."""
-
-    group: int
-
-
 class _Report(msgspec.Struct, frozen=True):
-    """The runner's last line."""
+    """What the runner wrote: the command's group at its start, the rest at its end."""
 
-    reason: str
-    exit_code: int | None
-    signal: int | None
-    user_s: float
-    system_s: float
-    max_rss: int
-    wall_s: float
+    group: int | None = None
+    # None when the runner died before the end.
+    reason: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss: int = 0
+    wall_s: float = 0.0
 
 
 class JobPool:
@@ -132,9 +128,6 @@ class JobPool:
             finally:
                 running.release()
         return _classify(report, log)
-
-
-_Line = TypeVar("_Line", _Started, _Report)
 
 
 class _Running:
@@ -169,8 +162,8 @@ class _Running:
             os.close(write_end)
         self._loop.add_reader(self._pipe, self._read)
 
-    async def ended(self) -> _Report | None:
-        """The runner's report, None if it died without one; on cancellation ends everything first."""
+    async def ended(self) -> _Report:
+        """The runner's report, once it has ended; on cancellation ends everything first."""
         try:
             await asyncio.shield(self._done)
         except asyncio.CancelledError:
@@ -182,23 +175,24 @@ class _Running:
                     await asyncio.shield(self._done)
             stuck.cancel()
             raise
-        return self._decode(1, _Report)
+        return self._report()
 
     def release(self) -> None:
         """Ends what a killed runner left, then reaps the runner."""
         self._loop.remove_reader(self._pipe)
         os.close(self._pipe)
-        started = self._decode(0, _Started)
-        if started is not None and self._decode(1, _Report) is None:
+        report = self._report()
+        if report.group is not None and report.reason is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(started.group, signal.SIGKILL)
+                os.killpg(report.group, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
 
-    def _decode(self, index: int, kind: type[_Line]) -> _Line | None:
-        """A line the runner wrote; None if it died before it was complete."""
+    def _report(self) -> _Report:
+        """Every complete line that the runner wrote, as one."""
         lines = bytes(self._received).split(b"\n")[:-1]
-        return msgspec.json.decode(lines[index], type=kind) if index < len(lines) else None
+        fields = [msgspec.json.decode(line, type=dict[str, int | float | str | None]) for line in lines]
+        return msgspec.convert({name: value for line in fields for name, value in line.items()}, _Report)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -223,13 +217,11 @@ def disk_is_full(directory: Path) -> bool:
     return usage.f_bavail * usage.f_frsize < DISK_FULL_BYTES
 
 
-def _classify(report: _Report | None, log: Path) -> JobResult:
+def _classify(report: _Report, log: Path) -> JobResult:
     """A result from the runner's report, with the reasons that only the output or the disk can tell."""
     text = _tail(log, REASON_TAIL_BYTES)
     output = text.encode()[-OUTPUT_TAIL_BYTES:].decode(errors="replace")
-    if report is None:
-        return JobResult(reason="runner", output=output)
-    reason, code, killer = report.reason, report.exit_code, report.signal
+    reason, code, killer = report.reason or "runner", report.exit_code, report.signal
     if reason == "exit" and code is not None and code > SHELL_SIGNAL_BASE:
         reason, killer, code = "signal", code - SHELL_SIGNAL_BASE, None
     if reason in ("exit", "signal") and code != 0:

@@ -93,6 +93,12 @@ class Compiler(ABC):
             return EntryState.PUBLISHED
         return EntryState.MISSING
 
+    def prepare(self, scratch: Path) -> None:  # noqa: B027
+        """Called once in a process on the null device, before it imports a kernel library and ever forks.
+
+        `scratch` stays as long as the process. Raises `CompilerUnavailable`.
+        """
+
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
         """Within it, the library computes its keys and compiles nothing; `scratch` is empty.

@@ -47,8 +47,7 @@ CACHE_VARIABLE = "DG_JIT_CACHE_DIR"
 # Extra outputs that the library would make after a compile. They do not enter a key, and their tools would be
 # run on the placeholder.
 DUMP_VARIABLES = ("DG_JIT_DUMP_ASM", "DG_JIT_DUMP_PTX", "DG_JIT_DUMP_SASS")
-# What may change a kernel. Where the cache and nvcc are counts by what is found there, and the rest only prints
-# or dumps.
+# What may change a kernel. Where cache and nvcc are counts by what is found there; the rest prints or dumps.
 _CODE_VARIABLE = re.compile(
     r"(DG|DJ)_(?!JIT_CACHE_DIR|JIT_NVCC_COMPILER|\w*PRINT|\w*DUMP)\w+|NVCC_(PRE|AP)PEND_FLAGS"
 )

@@ -34,7 +34,7 @@
 #define EXIT_CANNOT_START 127
 #define EXIT_USAGE 2
 
-/* Time between SIGTERM and SIGKILL: nvcc removes its temporary files on SIGTERM, which takes milliseconds. */
+/* Time between SIGTERM and SIGKILL: nvcc dies of the first in milliseconds, a wrapper script may clean up. */
 static const double GRACE_S = 2.0;
 /* A process in an uninterruptible wait (a dead network mount) outlives SIGKILL; we report without it after this. */
 static const double REAP_LIMIT_S = 10.0;

@@ -151,6 +151,14 @@ def test_the_memory_limit_holds(tmp_path: Path) -> None:
     assert result.max_rss < 1 << 28
 
 
+def test_a_command_that_died_before_it_began_is_resolved(tmp_path: Path) -> None:
+    # Too little memory for any program: the process ends before it can report its group.
+    result = run(tmp_path, "echo never", memory_bytes=4096)
+
+    assert not result.ok
+    assert result.output == ""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_a_silent_failure_on_a_full_disk_is_blamed_on_the_disk(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path], check=True)

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from prefetchd import __version__
 from prefetchd.compilers.base import CompilerUnavailable
-from prefetchd.config import ConfigError, Settings, load_settings
+from prefetchd.config import ConfigError, Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
 from prefetchd.null_device.guard import NullDeviceBroken
@@ -185,7 +185,7 @@ async def _warm(
     assert task is not None
     # Ctrl-C is asyncio.run's own; a supervisor's SIGTERM must end as cleanly.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await warm(plan, providers, settings, os.environ, progress)
+    return await warm(plan, providers, settings, compile_settings(settings, os.environ), progress)
 
 
 def _overridden(settings: Settings, **values: int | None) -> Settings:

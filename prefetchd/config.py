@@ -25,7 +25,11 @@ NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
 NULL_TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"  # the target's fields, read by the shim
 NULL_INTEGER_OPS_VARIABLE = "PREFETCHD_NULL_INTEGER_OPS"  # "1": small integer operators are computed
 NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file or "stderr": unanswered entry points, at exit
-STAND_IN_MODE_VARIABLE = "PREFETCHD_STAND_IN"  # "capture" or "forbid", read by the nvcc stand-in
+STAND_IN_MODE_VARIABLE = "PREFETCHD_NVCC_MODE"  # "capture" or "forbid", read by the nvcc stand-in
+STAND_IN_MISSES_VARIABLE = "PREFETCHD_NVCC_MISSES"  # where it notes the compiles it refused
+
+# The setting `real_nvcc` as a variable, which the stand-in reads too.
+REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -68,6 +72,12 @@ def load_settings(environment: Mapping[str, str] | None = None, file: Path | Non
         if text:
             values[field] = _converted(field, text, f"variable {PREFIX}{field.upper()}")
     return msgspec.convert(values, Settings)
+
+
+def compile_settings(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with those settings that compilers read from it, wherever a user wrote them."""
+    chosen = {REAL_NVCC_VARIABLE: settings.real_nvcc} if settings.real_nvcc else {}
+    return {**environment, **chosen}
 
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:

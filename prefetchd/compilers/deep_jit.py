@@ -37,7 +37,8 @@ from prefetchd.compilers.base import (
 from prefetchd.compilers.deep_gemm_package import Line, Package, find_package, include_digest
 from prefetchd.compilers.deep_jit_cost import predicted_seconds
 from prefetchd.compilers.deep_jit_payload import Payload, captured_payloads, missed_payloads, payload_of
-from prefetchd.compilers.nvcc import REAL_NVCC_VARIABLE, STAND_IN, Nvcc, find_nvcc
+from prefetchd.compilers.nvcc import STAND_IN, Nvcc, find_nvcc
+from prefetchd.config import REAL_NVCC_VARIABLE, STAND_IN_MISSES_VARIABLE, STAND_IN_MODE_VARIABLE
 from prefetchd.elf import NotACubin, cubin_architecture
 from prefetchd.jobs import compile_environment, disk_is_full
 from prefetchd.store import publish_directory
@@ -309,8 +310,8 @@ class DeepJit(Compiler):
                 self.layout.compiler_variables[0]: str(stand_in),
                 CACHE_VARIABLE: cache,
                 REAL_NVCC_VARIABLE: str(self.nvcc.path),
-                "PREFETCHD_NVCC_MODE": mode,
-                "PREFETCHD_NVCC_MISSES": str(scratch / "misses"),
+                STAND_IN_MODE_VARIABLE: mode,
+                STAND_IN_MISSES_VARIABLE: str(scratch / "misses"),
             }
         ):
             yield

@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.config import REAL_NVCC_VARIABLE
 from prefetchd.jobs import compile_environment
 
 # Started in nvcc's place while tracing; what it does is written at its top.
 STAND_IN = Path(__file__).parent / "nvcc_stand_in.sh"
-REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 # `nvcc --version` takes milliseconds; a wrapper on a dead network mount would block for ever.
 VERSION_TIMEOUT_S = 30.0

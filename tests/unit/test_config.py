@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from prefetchd.config import ConfigError, Settings, load_settings
+from prefetchd.config import ConfigError, Settings, compile_settings, load_settings
 
 
 def test_everything_unset_gives_the_defaults() -> None:
@@ -53,3 +53,12 @@ def test_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"a\.toml: not TOML"):
         load_settings({}, file)
+
+
+def test_real_nvcc_of_the_file_reaches_the_compilers(tmp_path: Path) -> None:
+    file = tmp_path / "prefetchd.toml"
+    file.write_text('real_nvcc = "/opt/cuda/bin/nvcc"\n')
+
+    environment = compile_settings(load_settings({}, file), {"PATH": "/bin"})
+
+    assert environment == {"PATH": "/bin", "PREFETCHD_REAL_NVCC": "/opt/cuda/bin/nvcc"}

@@ -18,7 +18,11 @@ NULL_DEVICE = Path("prefetchd/null_device")
 WARNINGS = ["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror"]
 SHARED = ["-fPIC", "-shared", "-pthread"]
 
-# output, sources, flags before the sources, libraries after them
+# A program may open a driver by the name that only linkers need. An object of that name which merely needs
+# ours leads to the very same instance; a wheel cannot hold the usual symbolic link.
+FORWARD = [*SHARED, "-Wl,--no-as-needed"]
+
+# output, sources, flags before the sources, libraries after them (`{base}` is where the outputs lie)
 NATIVE: list[tuple[Path, list[str], list[str], list[str]]] = [
     (
         NULL_DEVICE / "lib/libcuda.so.1",
@@ -32,6 +36,8 @@ NATIVE: list[tuple[Path, list[str], list[str], list[str]]] = [
         [*SHARED, "-Wl,-soname,libnvidia-ml.so.1"],
         ["-ldl"],
     ),
+    (NULL_DEVICE / "lib/libcuda.so", [], FORWARD, [f"{{base}}/{NULL_DEVICE}/lib/libcuda.so.1"]),
+    (NULL_DEVICE / "lib/libnvidia-ml.so", [], FORWARD, [f"{{base}}/{NULL_DEVICE}/lib/libnvidia-ml.so.1"]),
     (Path("prefetchd/job_runner/job_runner"), ["prefetchd/job_runner/*.c"], [], []),
 ]
 
@@ -49,7 +55,8 @@ class BuildNative(build_ext):
             # A process that has the old file mapped keeps it, and one that starts meanwhile finds a whole
             # one.
             fresh = target.with_name(target.name + ".new")
-            command = [compiler, *WARNINGS, *flags, "-o", str(fresh), *sources, *libraries]
+            command = [compiler, *WARNINGS, *flags, "-o", str(fresh), *sources]
+            command += [library.format(base=base) for library in libraries]
             subprocess.run(command, check=True, cwd=ROOT)
             fresh.replace(target)
 

@@ -25,7 +25,7 @@ DRIVER_NAMES = ("libcuda.so", "libnvidia-ml.so")
 TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"
 ABI_VERSION = 1
 
-# The numbers that decide what a library compiles, as CUdevice_attribute numbers.
+# The target's numbers as CUdevice_attribute numbers.
 ATTRIBUTES = {
     "major": 75,
     "minor": 76,
@@ -34,9 +34,14 @@ ATTRIBUTES = {
     "shared_bytes_per_block": 8,
     "shared_bytes_per_block_optin": 97,
     "shared_bytes_per_sm": 81,
+    "reserved_shared_bytes_per_block": 111,
     "registers_per_block": 12,
+    "registers_per_sm": 82,
+    "threads_per_block": 1,
     "threads_per_sm": 39,
+    "blocks_per_sm": 106,
     "warp_size": 10,
+    "persisting_l2_bytes": 108,
 }
 
 
@@ -107,9 +112,7 @@ def mapped_drivers() -> list[str]:
 
 
 def _check_mappings() -> None:
-    # "(deleted)": ours, from before a reinstall.
-    ours = {str(CUDA), str(NVML)}
-    foreign = [path for path in mapped_drivers() if path.removesuffix(" (deleted)") not in ours]
+    foreign = [path for path in mapped_drivers() if not path.startswith(f"{LIBRARIES}/")]
     if foreign:
         raise NullDeviceBroken(
             f"a driver that is not the null device's is loaded: {', '.join(foreign)}; the program could "
@@ -126,14 +129,28 @@ def _check_target(shim: ctypes.CDLL) -> None:
         raise NullDeviceBroken(
             f"the null device does not start: {TARGET_VARIABLE} is {os.environ.get(TARGET_VARIABLE)!r}"
         )
-    for field, number in ATTRIBUTES.items():
-        value = ctypes.c_int(-1)
-        code = shim.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
-        if code or str(value.value) != expected.get(field):
+    for field, value in _reported(shim).items():
+        if value != expected.get(field):
             raise NullDeviceBroken(
-                f"the null device reports {field} = {value.value}, the target says {expected.get(field)}; "
-                "another library answers cuDeviceGetAttribute"
+                f"the null device reports {field} = {value}, the target says {expected.get(field)}; another "
+                "library answers for it"
             )
+
+
+def _reported(shim: ctypes.CDLL) -> dict[str, str | None]:
+    """What the driver says of the device, in the form of the environment; None where it refuses to answer."""
+    name = ctypes.create_string_buffer(256)
+    memory = ctypes.c_size_t()
+    reported: dict[str, str | None] = {"name": None, "memory_bytes": None}
+    if shim.cuDeviceGetName(name, len(name), 0) == 0:
+        reported["name"] = name.value.decode(errors="replace")
+    if shim.cuDeviceTotalMem_v2(ctypes.byref(memory), 0) == 0:
+        reported["memory_bytes"] = str(memory.value)
+    for field, number in ATTRIBUTES.items():
+        value = ctypes.c_int()
+        refused = shim.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
+        reported[field] = None if refused else str(value.value)
+    return reported
 
 
 def main() -> int:

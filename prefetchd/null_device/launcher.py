@@ -29,6 +29,9 @@ KEEP_NO_TIMINGS = {
     "TRITON_CACHE_AUTOTUNING": "0",
     "FLA_CACHE_RESULTS": "0",
     "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE": "0",
+    # Inductor's graphs hold decisions that it benchmarked (padding, the kernel of a matrix product).
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
 }
 # The probe starts one Python and opens two libraries; on a loaded machine that is below a second.
 PROBE_TIMEOUT_S = 30

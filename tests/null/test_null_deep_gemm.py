@@ -1,4 +1,4 @@
-"""Both lines of DeepGEMM on the null device, traced by a stand-in that logs each nvcc command and compiles nothing."""
+"""Both lines of DeepGEMM on the null device, traced by a stand-in for nvcc that compiles nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch on the null device: what it sees, what memory does, what is counted, and the operators that compute."""
+"""torch on the null device: what it sees, what memory does, what is counted, which operators compute."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ def test_the_device_has_the_targets_properties(name: str) -> None:
         target,
         result_of("""
 p = torch.cuda.get_device_properties(0)
-[p.name, p.major, p.minor, p.multi_processor_count, p.total_memory, p.L2_cache_size, p.shared_memory_per_block_optin]
+[
+    p.name, p.major, p.minor, p.multi_processor_count, p.total_memory, p.L2_cache_size,
+    p.shared_memory_per_block_optin,
+]
 """),
     )
 
@@ -311,7 +314,7 @@ def test_small_integer_operators_agree_with_the_cpu() -> None:
     assert different == []
 
 
-# Floating-point tensors take the way round the integer operators; type, shape and place must not change by that.
+# Floating-point tensors go round the integer operators, which must not change their type, shape or place.
 FLOATING = [
     "f + 1",
     "1 - f",

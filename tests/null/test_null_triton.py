@@ -37,7 +37,9 @@ except ValueError as error:
 """
 
 
-def run(program: str, folder: Path, target: str = "h200", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    program: str, folder: Path, target: str = "h200", **variables: str
+) -> subprocess.CompletedProcess[str]:
     script = folder / "program.py"
     script.write_text(program)
     base = {"PATH": os.environ["PATH"], "HOME": str(folder), "TRITON_CACHE_DIR": str(folder / "cache")}
@@ -62,6 +64,26 @@ def test_every_candidate_compiles_for_the_target_and_no_timing_is_kept(
     assert len(cubins) == 2
     assert all(f".target {arch}" in path.with_suffix(".ptx").read_text() for path in cubins)
     assert list(tmp_path.rglob("*.autotune.json")) == []
+
+
+PRODUCT = """
+import torch
+a = torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
+torch.compile(lambda a, b: a @ b, mode="max-autotune-no-cudagraphs")(a, a)
+torch.compile(lambda a: (2 * a + 1).sum(-1))(a)
+print(torch._inductor.config.autotune_local_cache)
+"""
+
+
+@pytest.mark.slow
+def test_inductor_keeps_neither_benchmarks_nor_what_it_decided_by_them(tmp_path: Path) -> None:
+    result = run(PRODUCT, tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"))
+
+    assert result.stdout == "False\n"
+    assert "triton_mm" in result.stderr
+    kept = {path.relative_to(tmp_path / "inductor").parts[0] for path in (tmp_path / "inductor").rglob("*")}
+    assert kept & {"cache", "fxgraph", "aotautograd"} == set()
+    assert list(tmp_path.rglob("*.best_config")) == []
 
 
 L2NORM = """

@@ -18,7 +18,7 @@ import pytest
 from prefetchd.null_device import guard, launcher
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.null_device.launcher import environment, to_environment, verify
-from prefetchd.targets import Target, load_target
+from prefetchd.targets import Target, load_target, preset_names
 
 ROOT = Path(__file__).parents[2]
 H200 = load_target("h200")
@@ -223,3 +223,57 @@ def test_a_missing_command_exits_as_in_a_shell() -> None:
         127,
         "prefetchd null: no-such-command-anywhere: command not found or not executable\n",
     )
+
+
+def on_null_device(program: str, target: Target = H200) -> str:
+    """Output of a Python program on the null device, with the repository's packages and no others."""
+    child = environment(target, {**BASE, "PYTHONPATH": str(ROOT)})
+    return subprocess.run(
+        [sys.executable, "-c", program], env=child, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_probing_the_device_gives_the_target_back(name: str) -> None:
+    probed = on_null_device(
+        "from prefetchd.targets import probe_target; print(probe_target())", load_target(name)
+    )
+
+    assert probed == f"{load_target(name)}\n"
+
+
+@pytest.mark.parametrize("name", ["libcuda.so", "libcuda.so.1"])
+def test_every_name_of_the_driver_leads_to_the_one_instance(name: str) -> None:
+    program = f"""
+import ctypes
+from prefetchd.null_device.guard import require_null_device
+def marker(library):
+    return ctypes.addressof(ctypes.c_int.in_dll(library, "prefetchd_null_device"))
+print(marker(ctypes.CDLL({name!r})) == marker(ctypes.CDLL(None)))
+require_null_device()
+"""
+
+    assert on_null_device(program) == "True\n"
+
+
+def test_nvml_and_the_driver_describe_the_same_device() -> None:
+    program = """
+import ctypes
+nvml, cuda = ctypes.CDLL("libnvidia-ml.so"), ctypes.CDLL("libcuda.so.1")
+device, text, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), (ctypes.c_ulonglong * 3)()
+pointer, uuid = ctypes.c_void_p(), (ctypes.c_ubyte * 16)()
+major, minor = ctypes.c_int(), ctypes.c_int()
+assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 30)) == 0
+assert nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)) == 0
+assert nvml.nvmlDeviceGetName(device, text, 96) == 0
+name = text.value.decode()
+assert nvml.nvmlDeviceGetMemoryInfo(device, memory) == 0
+assert nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)) == 0
+assert nvml.nvmlDeviceGetUUID(device, text, 96) == 0 and cuda.cuDeviceGetUuid_v2(uuid, 0) == 0
+same_uuid = text.value.decode().removeprefix("GPU-").replace("-", "") == bytes(uuid).hex()
+print(name, *memory, major.value, minor.value, same_uuid, nvml.nvmlDeviceGetPowerUsage(device, 0), sep="|")
+"""
+
+    total = H200.memory_bytes
+    expected = (H200.name, total, total - (1 << 30), 1 << 30, H200.major, H200.minor, True, 3)
+    assert on_null_device(program) == "|".join(map(str, expected)) + "\n"

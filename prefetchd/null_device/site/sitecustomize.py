@@ -83,9 +83,14 @@ def keep_no_triton_timings(autotuner: ModuleType) -> None:
     autotuner.Autotuner.check_disk_cache = check_disk_cache
 
 
-def keep_no_inductor_timings(config: ModuleType) -> None:
+def keep_no_best_configurations(config: ModuleType) -> None:
     """Inductor keeps the best configuration of a kernel beside its code; this setting has no variable."""
     config.autotune_local_cache = False  # type: ignore[attr-defined]
+
+
+def keep_no_benchmarks(codecache: ModuleType) -> None:
+    """Inductor's own benchmarks of matrix products and paddings stay in memory."""
+    codecache.CacheBase.update_local_cache = lambda _self, _benchmarks: None
 
 
 def on_torch(_torch: ModuleType) -> None:
@@ -111,7 +116,8 @@ def neighbour(name: str) -> ModuleType:
 if os.environ.get("PREFETCHD_NULL") == "1":
     hooks: dict[str, Callable[[ModuleType], None]] = {
         "torch": on_torch,
-        "torch._inductor.config": keep_no_inductor_timings,
+        "torch._inductor.codecache": keep_no_benchmarks,
+        "torch._inductor.config": keep_no_best_configurations,
         "triton.runtime.autotuner": keep_no_triton_timings,
     }
     sys.meta_path.insert(0, AfterImport(hooks))

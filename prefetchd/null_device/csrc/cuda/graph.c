@@ -14,6 +14,7 @@ static struct {
 } captures[MAX_CAPTURES];
 static unsigned long long next_id;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_FORKED_CHILD(lock)
 
 // The slot of a capturing stream, or of a free one when `id` is 0. Called with the lock held.
 static int slot(void *stream, bool capturing)

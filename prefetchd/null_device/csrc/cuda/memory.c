@@ -15,7 +15,7 @@ static size_t count, capacity;
 static size_t used;
 static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
 
-// Helpers fork while other threads may hold the lock; the child must find it free.
+// As FREE_IN_FORKED_CHILD, for a lock that the child cannot unlock because it does not own it.
 static void before_fork(void) { pthread_rwlock_wrlock(&lock); }
 static void after_fork(void) { pthread_rwlock_unlock(&lock); }
 static void child_after_fork(void) { pthread_rwlock_init(&lock, NULL); }

@@ -89,4 +89,14 @@ static inline int null_device_ok(int device)
 
 #define UNUSED __attribute__((unused))
 
+// Helpers fork while other threads may hold a mutex; the child must find it free. Handlers run before the fork in the
+// reverse order of the files' names: symbols.c before memory.c, which is the order in which one call takes both.
+#define FREE_IN_FORKED_CHILD(mutex)                                        \
+    static void lock_for_fork(void) { pthread_mutex_lock(&mutex); }        \
+    static void unlock_after_fork(void) { pthread_mutex_unlock(&mutex); }  \
+    __attribute__((constructor)) static void guard_fork(void)              \
+    {                                                                      \
+        pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork); \
+    }
+
 #endif

@@ -14,6 +14,7 @@ struct symbol {
 
 static struct symbol *symbols;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+FREE_IN_FORKED_CHILD(lock)
 
 void __cudaRegisterVar(void **binary UNUSED, char *host, char *device UNUSED, const char *name UNUSED,
                        int external UNUSED, size_t size, int constant UNUSED, int global UNUSED)

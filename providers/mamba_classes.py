@@ -31,7 +31,9 @@ def class_of(tokens: int, chunks: int, row: int = UNIT) -> Class:
 
 
 @lru_cache(maxsize=256)
-def scan_classes(chunk: int, max_tokens: int, row: int = UNIT, *, cut: bool = False) -> dict[Class, tuple[int, int]]:
+def scan_classes(
+    chunk: int, max_tokens: int, row: int = UNIT, *, cut: bool = False
+) -> dict[Class, tuple[int, int]]:
     """Every class that up to `max_tokens` tokens reach, with one (tokens, chunks) of it.
 
     `cut` is for kernels whose chunks end where a sequence ends: short sequences make more chunks of the same
@@ -41,6 +43,11 @@ def scan_classes(chunk: int, max_tokens: int, row: int = UNIT, *, cut: bool = Fa
     for tokens, chunks in _candidates(chunk, max_tokens, cut):
         found.setdefault(class_of(tokens, chunks, row), (tokens, chunks))
     return found
+
+
+def all_scan_classes(chunk: int, row: int = UNIT, *, cut: bool = False) -> dict[Class, tuple[int, int]]:
+    """The same without a limit: the class of any token count is in it."""
+    return scan_classes(chunk, ROUNDS * UNIT * chunk, row, cut=cut)
 
 
 def _candidates(chunk: int, max_tokens: int, cut: bool) -> Iterator[tuple[int, int]]:

@@ -47,9 +47,9 @@ def run(home: Home, request: CausalConv1d) -> None:
             "the engine knows it; set cache_lines (with cache_stride and block_size) in the site's flags"
         )
     make = Tensors(request)
-    x = make.columns("x", request.dtype, request.tokens, make.inner, make.channels, make.row)
-    weight = make.contiguous("weight", request.dtype, make.channels, request.conv)
-    bias = make.contiguous("bias", request.dtype, make.channels) if request.bias else None
+    x = make.columns("x", request.dtype, request.tokens, request.inner, request.channels, request.row)
+    weight = make.contiguous("weight", request.dtype, request.channels, request.conv)
+    bias = make.contiguous("bias", request.dtype, request.channels) if request.bias else None
     activation = None if request.activation == "none" else request.activation
     sequences = request.tokens if request.decode else 1
     indices = _indices(make, request, sequences)
@@ -67,7 +67,10 @@ def run(home: Home, request: CausalConv1d) -> None:
         has_initial_state=has_state,
         activation=activation,
         **accepted(
-            call, metadata=Plan(make, request.tokens), block_size_to_align=request.block_size, seq_lens_cpu=[request.tokens]
+            call,
+            metadata=Plan(make, request.tokens),
+            block_size_to_align=request.block_size,
+            seq_lens_cpu=[request.tokens],
         ),
     )
 
@@ -75,8 +78,8 @@ def run(home: Home, request: CausalConv1d) -> None:
 def _states(make: Tensors, request: CausalConv1d) -> torch.Tensor:
     """The cache as the kernel sees it: channels next to each other, then the remembered tokens."""
     kept = request.conv - 1
-    pitch = request.cache_stride or kept * make.channels
-    shape, strides = (request.cache_lines, make.channels, kept), (pitch, 1, make.channels)
+    pitch = request.cache_stride or kept * request.channels
+    shape, strides = (request.cache_lines, request.channels, kept), (pitch, 1, request.channels)
     return make.strided("state", request.state_dtype, shape, strides)
 
 

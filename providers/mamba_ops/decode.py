@@ -23,7 +23,7 @@ def run(home: Home, request: Mamba2Decode) -> None:
     in_place = "out" in inspect.signature(call).parameters
     make = Tensors(request)
     batch, heads, groups, size = request.batch, request.heads, request.groups, request.head_dim
-    pitch, first = (make.row, make.inner) if in_place else (make.channels, 0)
+    pitch, first = (request.row, request.inner) if in_place else (request.channels, 0)
 
     def mixed(role: str, start: int, width: int) -> torch.Tensor:
         return make.columns(role, request.dtype, batch, first + start, width, pitch)
@@ -31,16 +31,16 @@ def run(home: Home, request: Mamba2Decode) -> None:
     def per_channel(role: str, dtype: str) -> torch.Tensor:
         return make.contiguous(role, dtype, heads)[:, None].expand(heads, size)
 
-    dt = make.columns("dt", request.dt_dtype, batch, make.row - heads, heads, make.row)
-    z = make.columns("z", request.dtype, batch, 0, make.inner, make.row).view(batch, heads, size)
+    dt = make.columns("dt", request.dt_dtype, batch, request.row - heads, heads, request.row)
+    z = make.columns("z", request.dtype, batch, 0, request.inner, request.row).view(batch, heads, size)
     indices = _indices(make, request)
     call(
         _states(make, request),
-        mixed("x", 0, make.inner).view(batch, heads, size),
+        mixed("x", 0, request.inner).view(batch, heads, size),
         dt[:, :, None].expand(batch, heads, size),
         per_channel("A", request.a_dtype)[:, :, None].expand(heads, size, request.state),
-        mixed("B", make.inner, make.mixed).view(batch, groups, request.state),
-        mixed("C", make.inner + make.mixed, make.mixed).view(batch, groups, request.state),
+        mixed("B", request.inner, request.mixed).view(batch, groups, request.state),
+        mixed("C", request.inner + request.mixed, request.mixed).view(batch, groups, request.state),
         per_channel("D", request.d_dtype) if request.d else None,
         z=z if request.z else None,
         dt_bias=per_channel("dt_bias", request.dt_bias_dtype),

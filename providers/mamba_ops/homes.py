@@ -48,8 +48,10 @@ class Home:
         try:
             self._modules: dict[str, ModuleType] = lean_import(self.package, *sorted(wanted))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise Unavailable(f"the kernels' home {name!r} ({self.package}) does not import: {reason}") from error
+            what = f"the kernels' home {name!r} ({self.package})"
+            if isinstance(error, ModuleNotFoundError) and f"{self.package}.".startswith(f"{error.name}."):
+                raise Unavailable(f"{what} is not installed here: {error}") from error
+            raise Unavailable(f"{what} does not import: {type(error).__name__}: {error}") from error
 
     def function(self, what: str) -> Call:
         """A function of `FUNCTIONS`. Raises `Unavailable` where this home has none."""
@@ -59,7 +61,7 @@ class Home:
                 return found  # type: ignore[no-any-return]
         known = " or ".join(f"{module}.{name}" for module, name in FUNCTIONS[what])
         raise Unavailable(
-            f"the kernels' home {self.name!r} ({self.package}) has no {known}: no Triton kernel to compile there"
+            f"the kernels' home {self.name!r} ({self.package}) has no {known}: no Triton kernel to compile"
         )
 
 

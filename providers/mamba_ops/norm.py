@@ -12,12 +12,16 @@ def run(home: Home, request: GatedNorm) -> None:
     """One call over the scan's output, gated by the columns of the projected buffer that are z."""
     call = home.function("rms_norm" if request.rms else "layer_norm")
     make = Tensors(request)
-    z = make.columns("z", request.dtype, request.tokens, 0, make.inner, make.row) if request.gate else None
+    z = (
+        make.columns("z", request.dtype, request.tokens, 0, request.inner, request.row)
+        if request.gate
+        else None
+    )
     call(
-        make.contiguous("x", request.dtype, request.tokens, make.inner),
-        make.contiguous("weight", request.weight_dtype, make.inner),
-        make.contiguous("bias", request.weight_dtype, make.inner) if request.bias else None,
+        make.contiguous("x", request.dtype, request.tokens, request.inner),
+        make.contiguous("weight", request.weight_dtype, request.inner),
+        make.contiguous("bias", request.weight_dtype, request.inner) if request.bias else None,
         z=z,
-        group_size=make.inner // request.groups,
+        group_size=request.inner // request.groups,
         norm_before_gate=request.norm_before_gate,
     )

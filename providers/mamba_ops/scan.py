@@ -109,15 +109,15 @@ def _activations(
     tokens, heads, groups = request.tokens, request.heads, request.groups
 
     def mixed(role: str, first: int, width: int) -> torch.Tensor:
-        return make.columns(role, request.dtype, tokens, first, width, make.channels)
+        return make.columns(role, request.dtype, tokens, first, width, request.channels)
 
-    x = mixed("x", 0, make.inner).view(tokens, heads, request.head_dim)
-    b = mixed("B", make.inner, make.mixed).view(tokens, groups, request.state)
-    c = mixed("C", make.inner + make.mixed, make.mixed).view(tokens, groups, request.state)
-    dt = make.columns("dt", request.dt_dtype, tokens, make.row - heads, heads, make.row)
+    x = mixed("x", 0, request.inner).view(tokens, heads, request.head_dim)
+    b = mixed("B", request.inner, request.mixed).view(tokens, groups, request.state)
+    c = mixed("C", request.inner + request.mixed, request.mixed).view(tokens, groups, request.state)
+    dt = make.columns("dt", request.dt_dtype, tokens, request.row - heads, heads, request.row)
     if not request.z:
         return x, dt, b, c, None
-    z = make.columns("z", request.dtype, tokens, 0, make.inner, make.row)
+    z = make.columns("z", request.dtype, tokens, 0, request.inner, request.row)
     return x, dt, b, c, z.view(tokens, heads, request.head_dim)
 
 

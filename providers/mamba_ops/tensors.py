@@ -26,13 +26,6 @@ class Tensors:
 
     def __init__(self, request: Mamba2) -> None:
         self._unaligned = frozenset(request.unaligned)
-        self.inner = request.heads * request.head_dim
-        # One of B and C.
-        self.mixed = request.groups * request.state
-        # A token's x, B and C, which the convolution runs over.
-        self.channels = self.inner + 2 * self.mixed
-        # A token's z, x, B, C and dt: a row of what the layer's first product writes.
-        self.row = self.inner + self.channels + request.heads
 
     def strided(
         self, role: str, dtype: str, shape: Sequence[int], strides: Sequence[int], offset: int = 0
@@ -40,7 +33,9 @@ class Tensors:
         """A view with these strides, `offset` elements behind an aligned address."""
         offset += role in self._unaligned
         extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        return torch.empty(offset + extent, dtype=TYPES[dtype], device="cuda").as_strided(shape, strides, offset)
+        return torch.empty(offset + extent, dtype=TYPES[dtype], device="cuda").as_strided(
+            shape, strides, offset
+        )
 
     def contiguous(self, role: str, dtype: str, *shape: int) -> torch.Tensor:
         """A tensor of its own."""
@@ -49,8 +44,6 @@ class Tensors:
             strides[index - 1] = strides[index] * shape[index]
         return self.strided(role, dtype, shape, strides)
 
-    def columns(
-        self, role: str, dtype: str, rows: int, first: int, width: int, pitch: int
-    ) -> torch.Tensor:
+    def columns(self, role: str, dtype: str, rows: int, first: int, width: int, pitch: int) -> torch.Tensor:
         """Columns of a matrix whose rows are `pitch` elements long."""
         return self.strided(role, dtype, (rows, width), (pitch, 1), first)

@@ -48,6 +48,8 @@ class Helper:
         self._socket = socket
         self._start = start
         self._scratch = scratch
+        # As the engine has it: compilers change this process's own.
+        self._environment = dict(os.environ)
         self._providers: dict[str, Provider] = {}
         self._compilers: dict[str, Compiler] = {}
         self._fingerprints: dict[str, dict[str, str]] = {}
@@ -60,9 +62,9 @@ class Helper:
         for name in self._start.providers:
             try:
                 (provider,) = load_providers([name]).values()
-                provider.warm_up()
                 for compiler in provider.compilers:
                     self._load(compiler)
+                provider.warm_up()
                 self._providers[name] = provider
             except (Unavailable, UnknownProvider, CompilerUnavailable, ValueError) as error:
                 self._unavailable[name] = str(error)
@@ -96,7 +98,8 @@ class Helper:
     def _load(self, name: str) -> None:
         """Raises `CompilerUnavailable`, also for one that is there but lacks a tool."""
         if name not in self._compilers:
-            compiler = load_compiler(name, self._start.target, os.environ)
+            compiler = load_compiler(name, self._start.target, self._environment)
+            compiler.prepare(self._scratch)
             self._fingerprints[name] = dict(compiler.fingerprint())
             self._compilers[name] = compiler
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from prefetchd.compilers.base import ArtifactInvalid, Compiler, CompilerUnavailable, EntryState, Job
-from prefetchd.jobs import JobPool
+from prefetchd.executors import Executor
 from prefetchd.store import KeyLocks, Staging, quarantine
 
 # How often a key that another process compiles is looked at; a compile takes seconds.
@@ -54,7 +54,7 @@ class Pipeline:
         self,
         compiler: Compiler,
         *,
-        pool: JobPool,
+        executor: Executor,
         slots: int,
         staging: Staging,
         locks: KeyLocks,
@@ -62,7 +62,7 @@ class Pipeline:
     ) -> None:
         self._compiler = compiler
         self._root = compiler.cache_root()
-        self._pool = pool
+        self._executor = executor
         self._slots = slots
         self._staging = staging
         self._locks = locks
@@ -100,7 +100,7 @@ class Pipeline:
             if state is EntryState.CORRUPT:
                 self._quarantine(job)
             with self._staging.entry(job.key) as entry:
-                result = await self._pool.run(self._compiler.compile(job, entry), log=entry / "output.log")
+                result = await self._executor.run(job, entry)
                 cpu_s, wall_s = result.cpu_s, result.wall_s
                 if not result.ok:
                     cause = _no_space(self._root) if result.reason == "disk" else result.describe()

@@ -15,10 +15,11 @@ from contextlib import ExitStack, closing
 import msgspec
 
 from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import Compiler, EntryState, Job
+from prefetchd.compilers.base import CommandCompiler, Compiler, EntryState, Job
 from prefetchd.config import Settings
 from prefetchd.cores import usable_cores
 from prefetchd.coverage import Coverage, Ledger, Problem
+from prefetchd.executors import CommandExecutor
 from prefetchd.jobs import JobPool
 from prefetchd.pipeline import JobOutcome, Pipeline
 from prefetchd.profiles import Profile, ProfileError, m_ranges
@@ -151,13 +152,13 @@ async def _compile_all(
 
         for name, compiler in compilers.items():
             jobs = [job for job in missing if job.compiler == name]
-            if jobs:
+            if jobs and isinstance(compiler, CommandCompiler):
                 root, variable = compiler.cache_root(), compiler.cache_variable
                 staging = stack.enter_context(Staging(root, variable=variable))
                 locks = stack.enter_context(closing(KeyLocks(root, variable=variable)))
                 pipeline = Pipeline(
                     compiler,
-                    pool=pool,
+                    executor=CommandExecutor(compiler, pool),
                     slots=slots,
                     staging=staging,
                     locks=locks,

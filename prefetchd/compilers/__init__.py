@@ -9,7 +9,10 @@ from prefetchd.compilers.base import Compiler
 from prefetchd.targets import Target
 
 # Imported by name, so that a machine without Triton can still use DeepGEMM.
-_CLASSES = {"deep_jit": ("prefetchd.compilers.deep_jit", "DeepJit")}
+_CLASSES = {
+    "deep_jit": ("prefetchd.compilers.deep_jit", "DeepJit"),
+    "triton": ("prefetchd.compilers.triton", "Triton"),
+}
 
 
 def load_compiler(name: str, target: Target, environment: Mapping[str, str]) -> Compiler:

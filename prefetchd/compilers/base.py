@@ -2,17 +2,17 @@
 
 A compiler turns a *traced* request into jobs, says how a job is compiled, checks the result and makes it
 visible in the engine's cache. It knows its cache layout; nobody else does. It never decides when something
-is compiled and never starts a process itself: the job pool runs the `Command` it returns.
+is compiled and never starts a process itself: an executor (`executors.py`) runs its jobs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
@@ -115,13 +115,6 @@ class Compiler(ABC):
         """
 
     @abstractmethod
-    def compile(self, job: Job, staging: Path) -> Command:
-        """Writes the job's inputs into `staging` (empty, private) and says what to run there.
-
-        Raises `CompilerUnavailable` for a job that only the library itself can compile.
-        """
-
-    @abstractmethod
     def verify(self, job: Job, staging: Path) -> None:
         """Raises `ArtifactInvalid` unless `staging` now holds a complete artifact for this target.
 
@@ -141,6 +134,37 @@ class Compiler(ABC):
         """Makes a verified artifact visible under `root` in one atomic step; False if the engine had it.
 
         Raises `OSError` (full disk, read-only); nothing partial is ever visible.
+        """
+
+
+@runtime_checkable
+class CommandCompiler(Protocol):
+    """A compiler whose jobs are programs to run."""
+
+    def compile(self, job: Job, staging: Path) -> Command:
+        """Writes the job's inputs into `staging` (empty, private) and says what to run there.
+
+        Raises `CompilerUnavailable` for a job that only the library itself can compile.
+        """
+        ...
+
+
+class ForkedCompiler(Compiler):
+    """A compiler whose library compiles in Python, with a kernel's own module imported.
+
+    Its jobs run in workers forked from a process that has imported these modules and never used them.
+    """
+
+    @abstractmethod
+    def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
+        """The modules that the jobs' kernels live in, as they are imported."""
+
+    @abstractmethod
+    def compile_here(self, job: Job, staging: Path) -> None:
+        """Compiles in this process, a fork of one that called `prepare`, into `staging` (empty, private).
+
+        Raises `CompilerUnavailable` for a job that would not give what was recorded, with the reason;
+        whatever the library raises passes through.
         """
 
 

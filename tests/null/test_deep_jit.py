@@ -19,6 +19,7 @@ from prefetchd.compilers.base import EntryState, Job
 from prefetchd.compilers.deep_gemm_package import find_package
 from prefetchd.compilers.deep_jit import DeepJit
 from prefetchd.elf import cubin_architecture
+from prefetchd.executors import CommandExecutor
 from prefetchd.jobs import JobPool
 from prefetchd.null_device.launcher import environment
 from prefetchd.pipeline import Ending, JobOutcome, Pipeline
@@ -62,7 +63,9 @@ class Site:
         with Staging(self.root, variable="X") as staging, closing(KeyLocks(self.root, variable="X")) as locks:
             pipeline = Pipeline(
                 self.compiler,
-                pool=JobPool(2, timeout_s=300, memory_bytes=8 << 30, nice=0),
+                executor=CommandExecutor(
+                    self.compiler, JobPool(2, timeout_s=300, memory_bytes=8 << 30, nice=0)
+                ),
                 slots=2,
                 staging=staging,
                 locks=locks,

@@ -20,6 +20,7 @@ from as_user import NAMELESS, as_nameless_user
 from fake_deep_gemm import FakeLibrary, Site
 
 from prefetchd.compilers.base import EntryState, Job
+from prefetchd.executors import CommandExecutor
 from prefetchd.jobs import JobPool
 from prefetchd.pipeline import Ending, JobOutcome, Pipeline
 from prefetchd.store import KeyLocks, Staging, StoreUnwritable
@@ -57,7 +58,9 @@ def warm(
     ):
         pipeline = Pipeline(
             site.compiler(),
-            pool=JobPool(2, timeout_s=timeout_s, memory_bytes=0, nice=0),
+            executor=CommandExecutor(
+                site.compiler(), JobPool(2, timeout_s=timeout_s, memory_bytes=0, nice=0)
+            ),
             slots=2,
             staging=staging,
             locks=locks,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from prefetchd.compilers.base import ArtifactInvalid, Capture, Command, Compiler, EntryState, Job
+from prefetchd.executors import CommandExecutor
 from prefetchd.jobs import JobPool
 from prefetchd.pipeline import Ending, JobOutcome, Pipeline
 from prefetchd.store import KeyLocks, Staging, publish_directory
@@ -79,7 +80,12 @@ def pipeline(
     ):
         compiler = ShellCompiler(root)
         yield Pipeline(
-            compiler, pool=pool, slots=slots, staging=staging, locks=locks, quarantined=quarantined
+            compiler,
+            executor=CommandExecutor(compiler, pool),
+            slots=slots,
+            staging=staging,
+            locks=locks,
+            quarantined=quarantined,
         )
 
 

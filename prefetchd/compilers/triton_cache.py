@@ -1,0 +1,170 @@
+"""Triton's cache on disk: one directory a key, found by a group file that names its members absolutely.
+
+`<root>/<key>/__grp__<kernel>.json` holds the absolute path of every file of a compiled kernel and is written
+last; the library takes an entry when that file parses and every path in it exists. Two things follow. A group
+made in one directory is worthless in another until its paths are rewritten. And an entry without a whole
+group is no danger to an engine, which compiles again over it: so what may be an engine's compile in progress
+is never touched.
+
+The subtle rule: an engine in the middle of a compile looks exactly like one that was killed there; only
+time tells them apart. An incomplete entry younger than `IN_PROGRESS_S` counts as missing: publishing onto it
+fails, ours is dropped, and the engine's own compile stands. Moving it away instead would break that engine,
+whose library goes on writing into the directory by its name and then reads files that are no longer there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefetchd.compilers.base import EntryState
+from prefetchd.elf import NotACubin, cubin_architecture
+
+GROUP_PREFIX = "__grp__"
+# A key is a sha256 digest.
+DIGEST_BYTES = 32
+# Between two files of one compile lies one stage of it; the longest known, ptxas on a large kernel, takes
+# minutes on a loaded machine.
+IN_PROGRESS_S = 300.0
+
+
+class _Group(msgspec.Struct):
+    child_paths: dict[str, str]
+
+
+class _Device(msgspec.Struct):
+    arch: int | str
+
+
+class _Metadata(msgspec.Struct):
+    """The part of a kernel's metadata that every version writes."""
+
+    hash: str
+    target: _Device
+
+
+class Incomplete(Exception):
+    """The library would not take the entry; the text says why."""
+
+
+class Unusable(Exception):
+    """The library would take the entry and fail, or run something else; the text says why."""
+
+
+def key_of(digest: str) -> str:
+    """The directory name of a key from its hexadecimal digest."""
+    return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
+
+
+def digest_of(key: str) -> str:
+    """The hexadecimal digest behind a directory name. Raises `ValueError` for what is no such name."""
+    try:
+        digest = base64.b32decode(key + "=" * (-len(key) % 8))
+    except binascii.Error as error:
+        raise ValueError(f"{key!r} is no key of Triton's: {error}") from error
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError(f"{key!r} is no key of Triton's: it holds {len(digest)} bytes, not {DIGEST_BYTES}")
+    return digest.hex()
+
+
+def entry_state(entry: Path, capability: int) -> EntryState:
+    """What an engine for that architecture meets in `entry`, which bears its key's name."""
+    try:
+        if not any(entry.iterdir()):
+            return EntryState.MISSING
+    except FileNotFoundError:
+        # A link that leads nowhere stands in the way of publishing.
+        return EntryState.CORRUPT if entry.is_symlink() else EntryState.MISSING
+    except NotADirectoryError:
+        return EntryState.CORRUPT
+    try:
+        check_entry(entry, capability)
+    except Unusable:
+        return EntryState.CORRUPT
+    except Incomplete:
+        return EntryState.MISSING if _age(entry) < IN_PROGRESS_S else EntryState.CORRUPT
+    return EntryState.PUBLISHED
+
+
+def check_entry(entry: Path, capability: int) -> None:
+    """Returns if an engine may load what `entry` holds; raises `Incomplete` or `Unusable` otherwise."""
+    members = group_members(entry)
+    metadata = _member(members, ".json", entry)
+    cubin = _member(members, ".cubin", entry)
+    try:
+        described = msgspec.json.decode(metadata.read_bytes(), type=_Metadata)
+        architecture = cubin_architecture(cubin)
+    except (msgspec.DecodeError, NotACubin) as error:
+        raise Unusable(f"{entry}: its metadata or its cubin is damaged: {error}") from error
+    except OSError as error:
+        raise Unusable(f"{error.filename} cannot be read: {error.strerror}") from error
+    if key_of(described.hash) != entry.name:
+        raise Unusable(f"{metadata} describes another key, {key_of(described.hash)}")
+    if {str(described.target.arch), str(architecture)} != {str(capability)}:
+        raise Unusable(
+            f"{cubin} is compiled for sm_{architecture} and described as for {described.target.arch}, "
+            f"not for sm_{capability}"
+        )
+
+
+def group_members(entry: Path) -> dict[str, Path]:
+    """The files of the group in `entry`, where the library would read them. Raises `Incomplete`."""
+    groups = list(entry.glob(f"{GROUP_PREFIX}*.json"))
+    if len(groups) != 1:
+        raise Incomplete(f"{entry} holds {len(groups)} group files; a compiled kernel has exactly one")
+    try:
+        group = msgspec.json.decode(groups[0].read_bytes(), type=_Group)
+    except (msgspec.DecodeError, OSError) as error:
+        raise Incomplete(f"{groups[0]} cannot be read: {error}") from error
+    members = {name: Path(path) for name, path in group.child_paths.items()}
+    for path in members.values():
+        if not path.exists():
+            raise Incomplete(
+                f"{groups[0]} names {path}, which is not there: a file was removed, or the cache was moved"
+            )
+    return members
+
+
+def relocate(entry: Path, final: Path) -> None:
+    """Rewrites the group in `entry` as if the kernel had been compiled in `final`. Raises `Incomplete`."""
+    members = group_members(entry)
+    (path,) = entry.glob(f"{GROUP_PREFIX}*.json")
+    group = _Group({name: str(final / member.name) for name, member in members.items()})
+    path.write_bytes(msgspec.json.encode(group))
+
+
+def _member(members: dict[str, Path], suffix: str, entry: Path) -> Path:
+    for name, path in members.items():
+        if name.endswith(suffix):
+            return path
+    raise Incomplete(f"{entry}: its group names no {suffix} file")
+
+
+def _age(entry: Path) -> float:
+    """Seconds since anything in `entry` was last written."""
+    times = [path.lstat().st_mtime for path in (entry, *entry.iterdir())]
+    return time.time() - max(times)
+
+
+def reader(entry: Path) -> Any:
+    """The library's own view of an entry, which reads it and cannot write: its constructor would."""
+    return _manager(entry, None)
+
+
+def writer(entry: Path) -> Any:
+    """The library's own view of an entry that it is to make, in a directory of its own."""
+    entry.mkdir(parents=True)
+    return _manager(entry, str(entry / "lock"))
+
+
+def _manager(entry: Path, lock: str | None) -> Any:
+    from triton.runtime.cache import FileCacheManager
+
+    manager = FileCacheManager.__new__(FileCacheManager)
+    manager.key, manager.cache_dir, manager.lock_path = entry.name, str(entry), lock
+    return manager

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 # The request families: importing one adds its ops to `REQUEST_TYPES`.
+import prefetchd.deep_gemm_mega_requests
 import prefetchd.deep_gemm_requests  # noqa: F401
 from prefetchd.request import Request, UnknownRequest
 

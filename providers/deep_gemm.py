@@ -6,9 +6,9 @@ is, so every row count within the limits is a request. The subtle rule: activati
 as the library wants them make it launch a layout kernel first, keyed by K alone; one extra request for
 each K covers that, whatever the engine's quantizer writes.
 
-Not driven: the mega-MoE kernels and what feeds them (they need a symmetric-memory group of ranks), the mega
-gate and mega hyper-connection kernels (no public description of their tensors), and the cuBLASLt products,
-which compile nothing.
+Not driven: `nvfp4_mega_moe` and what writes into a mega kernel's buffer (`mega_moe_pre_dispatch`), and the
+cuBLASLt products (`cublaslt_*`, `batched_syrk`, `batched_symm`), which compile nothing. Mega-MoE kernels of
+the newer package raise on sm_103, where it first measures how the device's SMs lie.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DeepGemmProvider(Provider):
         """Imports torch and the library."""
         try:
             with _nothing_initialised():
-                from .deep_gemm_ops import attention, dense, grouped, others  # noqa: F401
+                from .deep_gemm_ops import attention, dense, grouped, mega, others  # noqa: F401
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"deep_gemm does not load: {error}") from error
 

@@ -1,1 +1,1 @@
-"""The kernel families prefetchd knows, one module each; found through the entry points `prefetchd.providers`."""
+"""The kernel families prefetchd knows, found through the entry points `prefetchd.providers`."""

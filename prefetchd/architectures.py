@@ -1,4 +1,4 @@
-"""Which matrix products a model launches, read from its Hugging Face `config.json`.
+"""Which matrix products and other kernels a model launches, read from its Hugging Face `config.json`.
 
 Only the sizes that one rank sees matter, and only as engines lay the weights out: projections that read the
 same input are fused into one product (`gate_up_proj` is one, 2 x width wide), tensor parallelism divides
@@ -6,17 +6,26 @@ columns or rows, and a latent projection that every head needs is kept whole on 
 is that a size which does not divide is an error here, as it is in the engine, never a rounded number.
 
 Not listed are products that engines never send to DeepGEMM: the embedding and `lm_head`, the router, MLA's
-absorbed decode products (a plain batched matmul) and the recurrences of linear attention.
+absorbed decode products (a plain batched matmul) and everything in models that engines run unquantized by
+cuBLAS alone (Mamba2). The kernels of linear attention and state-space layers are in `layer_kernels.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
+from prefetchd.layer_kernels import (
+    Kernel,
+    gdn_kernels,
+    kda_kernels,
+    mamba2_kernels,
+    nemotron_h_kernels,
+    no_kernels,
+)
+from prefetchd.model_sizes import ProfileError, Sizes
 
-class ProfileError(ValueError):
-    """A profile that cannot be made, read or used; the text names the site or key, its value and the fix."""
+__all__ = ["ARCHITECTURES", "Architecture", "Gemm", "ProfileError", "Sizes"]
 
 
 class Gemm(NamedTuple):
@@ -28,43 +37,6 @@ class Gemm(NamedTuple):
     module: str
     rule: str = "tokens"
     groups: int = 0
-
-
-class Sizes:
-    """A model's configuration and how it is divided; every look-up that fails names the key."""
-
-    def __init__(self, config: Mapping[str, Any], *, tp: int, ep: int, quantized: bool) -> None:
-        self.config = config
-        self.tp = tp
-        self.ep = ep
-        self.quantized = quantized
-
-    def size(self, key: str, *, least: int = 1) -> int:
-        """A whole number that must be there; `a.b` looks into a nested table."""
-        table, _, name = key.rpartition(".")
-        found: Any = self.config.get(table) if table else self.config
-        value = found.get(name) if isinstance(found, Mapping) else None
-        if value is None:
-            raise ProfileError(
-                f"config.json: the key {key!r} is missing; is this the model's own configuration?"
-            )
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ProfileError(f"config.json: {key} = {value!r}: must be a whole number of {least} or more")
-        return value
-
-    def optional(self, key: str, default: int) -> int:
-        """Like `size` for a key that may be absent or null; may be 0."""
-        return default if self.config.get(key) is None else self.size(key, least=0)
-
-    def split(self, value: int, by: int, what: str, how: str = "tp") -> int:
-        """One rank's share of a dimension; engines refuse to start where it does not divide."""
-        if value % by:
-            raise ProfileError(f"{what} = {value} is not divisible by {how} = {by}; choose another {how}")
-        return value // by
-
-    def share(self, key: str) -> int:
-        """One tensor-parallel rank's share of a size given by key."""
-        return self.split(self.size(key), self.tp, key)
 
 
 def mlp(s: Sizes, name: str, width: int, what: str) -> Iterator[Gemm]:
@@ -189,6 +161,11 @@ def dense(s: Sizes) -> Iterator[Gemm]:
     yield from mlp(s, "mlp", s.size("intermediate_size"), "intermediate_size")
 
 
+def no_products(_: Sizes) -> Iterator[Gemm]:
+    """A model whose matrices engines leave to cuBLAS."""
+    yield from ()
+
+
 def _shared(s: Sizes, key: str) -> Iterator[Gemm]:
     """Shared experts are one MLP as wide as all of them."""
     if count := s.optional(key, 0):
@@ -205,16 +182,19 @@ def _qwen_mlps(s: Sizes) -> Iterator[Gemm]:
 
 
 class Architecture(NamedTuple):
-    """How a family's products are found, and the key of its number of experts a token (None: no experts)."""
+    """How a family's products and kernels are found, and its key for experts a token (None: no experts)."""
 
     gemms: Callable[[Sizes], Iterator[Gemm]]
     top_k_key: str | None = None
+    kernels: Callable[[Sizes], Iterator[Kernel]] = no_kernels
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV3ForCausalLM": Architecture(deepseek_v3, "num_experts_per_tok"),
-    "KimiLinearForCausalLM": Architecture(kimi_linear, "num_experts_per_token"),
-    "Qwen3NextForCausalLM": Architecture(qwen3_next, "num_experts_per_tok"),
+    "KimiLinearForCausalLM": Architecture(kimi_linear, "num_experts_per_token", kda_kernels),
+    "Qwen3NextForCausalLM": Architecture(qwen3_next, "num_experts_per_tok", gdn_kernels),
+    "NemotronHForCausalLM": Architecture(no_products, kernels=nemotron_h_kernels),
+    "Mamba2ForCausalLM": Architecture(no_products, kernels=mamba2_kernels),
     "Qwen3MoeForCausalLM": Architecture(qwen3_moe, "num_experts_per_tok"),
     "LlamaForCausalLM": Architecture(dense),
     "Qwen2ForCausalLM": Architecture(dense),

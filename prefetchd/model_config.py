@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes
-from prefetchd.sites import GemmSite, Profile
+from prefetchd.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes, no_products
+from prefetchd.layer_kernels import Kernel
+from prefetchd.sites import Flag, GemmSite, KernelSite, Profile
 
 # vLLM bounds the context it expands at once by a workspace of 64 Ki tokens; longer contexts go in pieces.
 CONTEXT_TOKENS = 64 * 1024
@@ -57,13 +58,18 @@ def profile_from_config(
             raise ProfileError(f"{what} = {value}: must be 1 or more")
     model, config = _config(source)
     name = _architecture(config)
-    precision = _quantization(config, quantization)
-    sizes = Sizes(config, tp=tp, ep=ep, quantized=precision == "fp8")
     family = ARCHITECTURES[name]
+    without_products = family.gemms is no_products
+    # Where DeepGEMM has no part, a quantization that it cannot run is no obstacle.
+    precision = "bf16" if without_products else _quantization(config, quantization)
+    sizes = Sizes(config, tp=tp, ep=ep, quantized=precision == "fp8")
     # Overridden quantization means the weights were made anew, so the configuration's exceptions are gone.
     kept = _unconverted(config) if precision == "fp8" and quantization is None else frozenset[str]()
     sites, notes = _sites(family.gemms(sizes), precision, kept)
-    if not sites:
+    if without_products:
+        notes.append("matrix products are left out: engines run this architecture's by cuBLAS, not DeepGEMM")
+    kernels = tuple(_kernel_site(kernel) for kernel in family.kernels(sizes))
+    if not sites and not kernels:
         raise ProfileError(
             f"{model}: no site is left for DeepGEMM at tp = {tp}, ep = {ep}: {'; '.join(notes)}"
         )
@@ -78,7 +84,13 @@ def profile_from_config(
         context_tokens=CONTEXT_TOKENS if context_tokens is None else context_tokens,
         notes=tuple(notes),
         gemms=_merged(sites),
+        kernels=kernels,
     )
+
+
+def _kernel_site(kernel: Kernel) -> KernelSite:
+    flags: dict[str, Flag | tuple[Flag, ...]] = {"set": kernel.flag_set} if kernel.flag_set else {}
+    return KernelSite(name=kernel.name, op=kernel.op, home=kernel.home, sizes=kernel.sizes, flags=flags)
 
 
 def _config(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:

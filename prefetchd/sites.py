@@ -1,4 +1,4 @@
-"""The matrix products ("sites") of a model on one rank, and which M each of them can meet.
+"""The kernel launches ("sites") of a model on one rank, and which M each matrix product can meet.
 
 A planner beside the scheduler turns a batch into requests by these alone, and `warm` enumerates them whole.
 The subtle rule is M: most sites see the tokens of the batch, the experts see routed rows padded by the
@@ -57,6 +57,31 @@ class GemmSite(msgspec.Struct, frozen=True, kw_only=True):
             _literal_ranges(self.m, self.name)
 
 
+Flag = int | str | bool
+
+
+class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel of a layer that is no matrix product: `op` of the kernels in `home`, on one rank's `sizes`.
+
+    `flags` are further fields of the op's request, or `set`: the name of a caller whose flags they are, or
+    several names. A list stands for each of its values. What sizes and flags there are, the provider says.
+    """
+
+    name: str
+    op: str
+    home: str = "fla"
+    sizes: dict[str, int]
+    flags: dict[str, Flag | tuple[Flag, ...]] = {}
+
+    def __post_init__(self) -> None:
+        for field in ("name", "op", "home"):
+            if not getattr(self, field):
+                raise ProfileError(f"site {self.name!r}: {field} is empty; give it a text")
+        for size, value in self.sizes.items():
+            if value < 1:
+                raise ProfileError(f"site {self.name!r}: {size} = {value}: must be 1 or more")
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Every site of a model on one rank of a deployment. `notes` say what was left out and why."""
 
@@ -72,7 +97,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     alignment: int = 128
     context_tokens: int
     notes: tuple[str, ...] = ()
-    gemms: tuple[GemmSite, ...]
+    gemms: tuple[GemmSite, ...] = ()
+    kernels: tuple[KernelSite, ...] = ()
 
     def __post_init__(self) -> None:
         if self.version != 1:
@@ -85,10 +111,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if self.top_k < 0:
             raise ProfileError(f"top_k = {self.top_k}: must be 0 or more")
         names: set[str] = set()
+        for name in [*(site.name for site in self.gemms), *(site.name for site in self.kernels)]:
+            if name in names:
+                raise ProfileError(f"site {name!r}: the name occurs twice; give each site its own")
+            names.add(name)
         for site in self.gemms:
-            if site.name in names:
-                raise ProfileError(f"site {site.name!r}: the name occurs twice; give each site its own")
-            names.add(site.name)
             if site.m in ("routed", "expected") and not self.top_k:
                 raise ProfileError(
                     f"site {site.name!r}: m = {site.m!r}: top_k = 0; set top_k to the experts a token goes to"

@@ -185,7 +185,8 @@ def test_every_example_model_gives_distinct_sites(path: Path) -> None:
     found = profile_from_config(path)
 
     keys = [(gemm.op, gemm.n, gemm.k, gemm.groups) for gemm in found.gemms]
-    assert len(keys) == len(set(keys)) >= 4
+    assert len(keys) == len(set(keys))
+    assert len(keys) >= 4 or found.kernels
 
 
 def test_source_may_be_a_folder_or_a_mapping(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""What the KDA and the gated-delta-rule providers share: plan, universe, loading and running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import ClassVar
+
+from prefetchd.delta_requests import Delta
+from prefetchd.profiles import Profile
+from prefetchd.protocol import Batch, Request
+from prefetchd.provider import Limits, Provider
+
+from .delta_plan import requests_of_batch, templates
+
+# Batches that repeat are planned once; decoding repeats a few hundred sizes.
+PLANS_REMEMBERED = 4096
+
+
+class DeltaProvider(Provider):
+    """A family whose sites are those of `kinds`, by their op."""
+
+    compilers: ClassVar[tuple[str, ...]] = ("triton",)
+    kinds: ClassVar[dict[str, type[Delta]]]
+
+    def __init__(self) -> None:
+        self._planned: tuple[Profile, Callable[[Batch], tuple[Request, ...]]] | None = None
+
+    def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
+        """The requests of every site for this batch; a profile that is wrong asks for nothing."""
+        if self._planned is None or self._planned[0] is not profile:
+            self._planned = (profile, _planner(profile, self.kinds))
+        return self._planned[1](batch)
+
+    def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
+        """One request for each set of flags and class of token counts of every site."""
+        return [request for item in templates(profile, self.kinds) for request in item.all(limits.max_tokens)]
+
+    def warm_up(self) -> None:
+        """Imports torch and the homes that are installed."""
+        from .linear_ops.loading import load_homes
+
+        load_homes()
+
+    def run(self, request: Request) -> None:
+        """One call of the library's own op."""
+        from .linear_ops.driver import run
+
+        run(request)
+
+
+def _planner(profile: Profile, kinds: dict[str, type[Delta]]) -> Callable[[Batch], tuple[Request, ...]]:
+    try:
+        items = templates(profile, kinds)
+    except ValueError:
+        # `universe` says what is wrong with the profile; beside the scheduler nothing may raise.
+        items = []
+
+    @lru_cache(maxsize=PLANS_REMEMBERED)
+    def planned(batch: Batch) -> tuple[Request, ...]:
+        return tuple(dict.fromkeys(requests_of_batch(items, batch)))
+
+    return planned

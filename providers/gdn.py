@@ -1,0 +1,38 @@
+"""GDN, the gated delta rule of Qwen3-Next: the machinery of KDA with another gate and other entry points.
+
+The engines decode by a kernel that computes gate and beta itself (`fused_sigmoid_gating_delta_rule_update`),
+which fla does not have; fla's own recurrence takes either.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from prefetchd.delta_requests import Delta
+from prefetchd.gdn_requests import (
+    ChunkGatedDeltaRule,
+    FusedRecurrentGatedDeltaRule,
+    FusedSigmoidGatingUpdate,
+    GdnGate,
+    GdnGatedNorm,
+    GdnShortConvolution,
+)
+from prefetchd.protocol import op_of
+
+from .delta_provider import DeltaProvider
+
+KINDS: tuple[type[Delta], ...] = (
+    ChunkGatedDeltaRule,
+    FusedRecurrentGatedDeltaRule,
+    FusedSigmoidGatingUpdate,
+    GdnGate,
+    GdnShortConvolution,
+    GdnGatedNorm,
+)
+
+
+class GdnProvider(DeltaProvider):
+    """The gated-delta-rule family."""
+
+    name: ClassVar[str] = "gdn"
+    kinds: ClassVar[dict[str, type[Delta]]] = {op_of(kind): kind for kind in KINDS}

@@ -16,7 +16,10 @@ import msgspec
 
 # The request families: importing one adds its ops to `REQUEST_TYPES`.
 import prefetchd.deep_gemm_mega_requests
-import prefetchd.deep_gemm_requests  # noqa: F401
+import prefetchd.deep_gemm_requests
+import prefetchd.gdn_requests
+import prefetchd.kda_requests
+import prefetchd.mamba_requests  # noqa: F401
 from prefetchd.request import Request, UnknownRequest
 
 

@@ -61,8 +61,12 @@ def _overloads() -> Iterator[torch._ops.OpOverload]:
         packet = getattr(torch.ops.aten, name, None)
         for overload_name in packet.overloads() if packet is not None else ():
             suffix = "" if overload_name == "default" else f".{overload_name}"
-            if f"aten::{name}{suffix}" in with_kernel:
-                yield getattr(packet, overload_name)
+            if f"aten::{name}{suffix}" not in with_kernel:
+                continue
+            overload = getattr(packet, overload_name)
+            # One without tensors, such as plain arange, ends in an overload that has some.
+            if any("Tensor" in str(argument.type) for argument in overload._schema.arguments):
+                yield overload
 
 
 def _replacement(overload: torch._ops.OpOverload, kernel: Any) -> Callable[..., Any]:
@@ -160,6 +164,10 @@ def _on_device(value: Any, device: torch.device) -> Any:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the same bytes; it must not outlive the call."""
+    if tensor.is_contiguous() and (elements := tensor.numel()):
+        memory = (ctypes.c_char * (elements * tensor.element_size())).from_address(tensor.data_ptr())
+        flat = torch.frombuffer(memory, dtype=tensor.dtype)
+        return flat if tensor.dim() == 1 else flat.view(tensor.shape)
     storage = tensor.untyped_storage()
     size = storage.nbytes() // tensor.element_size()
     if not size:

@@ -89,7 +89,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
         return texts[self.reason]
 
 
-class _Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True):
     """What the runner wrote: the command's group at its start, the rest at its end."""
 
     group: int | None = None
@@ -127,7 +127,7 @@ class JobPool:
                 report = await running.ended()
             finally:
                 running.release()
-        return _classify(report, log)
+        return classify(report, log)
 
 
 class _Running:
@@ -162,7 +162,7 @@ class _Running:
             os.close(write_end)
         self._loop.add_reader(self._pipe, self._read)
 
-    async def ended(self) -> _Report:
+    async def ended(self) -> Report:
         """The runner's report, once it has ended; on cancellation ends everything first."""
         try:
             await asyncio.shield(self._done)
@@ -188,11 +188,11 @@ class _Running:
         self._process.kill()
         self._process.wait()
 
-    def _report(self) -> _Report:
+    def _report(self) -> Report:
         """Every complete line that the runner wrote, as one."""
         lines = bytes(self._received).split(b"\n")[:-1]
         fields = [msgspec.json.decode(line, type=dict[str, int | float | str | None]) for line in lines]
-        return msgspec.convert({name: value for line in fields for name, value in line.items()}, _Report)
+        return msgspec.convert({name: value for line in fields for name, value in line.items()}, Report)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -217,7 +217,7 @@ def disk_is_full(directory: Path) -> bool:
     return usage.f_bavail * usage.f_frsize < DISK_FULL_BYTES
 
 
-def _classify(report: _Report, log: Path) -> JobResult:
+def classify(report: Report, log: Path) -> JobResult:
     """A result from the runner's report, with the reasons that only the output or the disk can tell."""
     text = _tail(log, REASON_TAIL_BYTES)
     output = text.encode()[-OUTPUT_TAIL_BYTES:].decode(errors="replace")

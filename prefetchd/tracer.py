@@ -45,7 +45,7 @@ START_TIMEOUT_S = 180.0
 # sockaddr_un holds 107 bytes; a longer TMPDIR cannot carry a socket.
 MAX_SOCKET_PATH = 107
 # What is put behind the temporary directory: /prefetchd-<uid>/.prefetchd/owner-<pid>-<8 hex>/helper
-SOCKET_NAME_LENGTH = 70
+SOCKET_NAME_LENGTH = 62
 # A report sent just before the helper's end may still be on its way through the socket.
 DRAIN_S = 0.2
 
@@ -77,7 +77,7 @@ class Tracer:
         environment = launcher.environment(self._start.target, self._environment, integer_ops=True)
         launcher.verify(environment)
         with contextlib.ExitStack() as stack:
-            self._folder = stack.enter_context(Staging(_private_root(), variable="TMPDIR")).directory
+            self._folder = stack.enter_context(Staging(private_root(), variable="TMPDIR")).directory
             try:
                 await self._launch(environment)
                 self.ready = await self._handshake()
@@ -205,7 +205,7 @@ def _lost(id: int, sweep: Sweep, text: str) -> Report:
     return Report(id=id, seconds=0.0, failures=(failure,))
 
 
-def _private_root() -> Path:
+def private_root() -> Path:
     """This user's own directory for temporary files. Raises `HelperFailed` where others could write to it.
 
     Programs are started from there, so its owner must be us, whoever made it first.

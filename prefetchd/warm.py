@@ -15,12 +15,11 @@ from contextlib import ExitStack, closing
 import msgspec
 
 from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import CommandCompiler, Compiler, EntryState, Job
+from prefetchd.compilers.base import Compiler, EntryState, Job
 from prefetchd.config import Settings
 from prefetchd.cores import usable_cores
 from prefetchd.coverage import Coverage, Ledger, Problem
-from prefetchd.executors import CommandExecutor
-from prefetchd.jobs import JobPool
+from prefetchd.executors import Executor, open_executors
 from prefetchd.pipeline import JobOutcome, Pipeline
 from prefetchd.profiles import Profile, ProfileError, m_ranges
 from prefetchd.progress import Progress
@@ -71,7 +70,11 @@ async def warm(
     tracer = Tracer(
         plan.target, tuple(providers), environment, parallel=slots, timeout_s=settings.trace_timeout_s
     )
-    async with tracer:
+    # A dry run compiles nothing, so it needs nobody who could.
+    executors = open_executors(
+        {} if plan.dry_run else compilers, plan.target, providers, environment, settings, slots
+    )
+    async with executors as executor_of, tracer:
         begun = time.perf_counter()
         traced = await _trace_all(tracer, sites, "capture", progress)
         for site, report in zip(sites, traced, strict=True):
@@ -82,7 +85,7 @@ async def warm(
         if plan.dry_run:
             return ledger.coverage
         begun = time.perf_counter()
-        await _compile_all(missing, compilers, ledger, settings, slots, progress)
+        await _compile_all(missing, compilers, executor_of, ledger, slots, progress)
         ledger.coverage.compile_wall_s = round(time.perf_counter() - begun, 3)
         begun = time.perf_counter()
         proved = await _trace_all(tracer, sites, "forbid", progress)
@@ -133,17 +136,11 @@ def _look_up(ledger: Ledger, compilers: Mapping[str, Compiler]) -> list[Job]:
 async def _compile_all(
     missing: Sequence[Job],
     compilers: Mapping[str, Compiler],
+    executors: Mapping[str, Executor],
     ledger: Ledger,
-    settings: Settings,
     slots: int,
     progress: Progress,
 ) -> None:
-    pool = JobPool(
-        slots,
-        timeout_s=settings.job_timeout_s,
-        memory_bytes=settings.job_memory_mb << 20,
-        nice=settings.job_nice,
-    )
     with progress.phase("compile", len(missing)) as advance, ExitStack() as stack:
 
         def done(outcome: JobOutcome) -> None:
@@ -152,13 +149,13 @@ async def _compile_all(
 
         for name, compiler in compilers.items():
             jobs = [job for job in missing if job.compiler == name]
-            if jobs and isinstance(compiler, CommandCompiler):
+            if jobs:
                 root, variable = compiler.cache_root(), compiler.cache_variable
                 staging = stack.enter_context(Staging(root, variable=variable))
                 locks = stack.enter_context(closing(KeyLocks(root, variable=variable)))
                 pipeline = Pipeline(
                     compiler,
-                    executor=CommandExecutor(compiler, pool),
+                    executor=executors[name],
                     slots=slots,
                     staging=staging,
                     locks=locks,

@@ -17,6 +17,10 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deep-gemm,triton,dev]'
 	# fla-core's metadata wants transformers; its kernels need only these two.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt fla-core einops
+	# mamba_ssm's Triton kernels alone: without its CUDA extensions, and its metadata wants transformers too.
+	$(BIN)/pip install --quiet --disable-pip-version-check setuptools wheel packaging
+	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(BIN)/pip install --quiet --disable-pip-version-check \
+	    --no-deps --no-build-isolation -c constraints.txt mamba-ssm
 	touch $@
 
 $(OLD_LINE)/.installed: $(VENV)/.installed
@@ -26,7 +30,7 @@ $(OLD_LINE)/.installed: $(VENV)/.installed
 
 demo: env
 	DG_JIT_CACHE_DIR=$(DEMO_CACHE) $(BIN)/prefetchd warm --target h200 --provider deep_gemm \
-	    --model examples/models/deepseek-v3.json --tp 8 --max-tokens 64
+	    --model examples/models/deepseek-v3.json --tp 8
 
 lint: env
 	$(BIN)/ruff check .

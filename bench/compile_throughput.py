@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import Compiler, Job
+from prefetchd.compilers.base import Job
+from prefetchd.compilers.deep_jit import DeepJit
 from prefetchd.cores import usable_cores
 from prefetchd.executors import CommandExecutor
 from prefetchd.jobs import JobPool
@@ -48,7 +48,7 @@ async def traced_jobs(target: Target, environment: dict[str, str]) -> list[Job]:
     return list(jobs.values())
 
 
-def bare(compiler: Compiler, job: Job) -> dict[str, float]:
+def bare(compiler: DeepJit, job: Job) -> dict[str, float]:
     """One command, alone: wall seconds, and CPU seconds of it and its descendants."""
     with tempfile.TemporaryDirectory() as folder:
         command = compiler.compile(job, Path(folder))
@@ -61,7 +61,7 @@ def bare(compiler: Compiler, job: Job) -> dict[str, float]:
         return {"wall_s": time.perf_counter() - begun, "cpu_s": usage.ru_utime + usage.ru_stime}
 
 
-def ours(compiler: Compiler, root: Path, jobs: list[Job], slots: int) -> tuple[float, list[JobOutcome]]:
+def ours(compiler: DeepJit, root: Path, jobs: list[Job], slots: int) -> tuple[float, list[JobOutcome]]:
     """The same jobs through the pipeline into an empty cache: wall seconds, and each outcome."""
     outcomes: list[JobOutcome] = []
     pool = JobPool(slots, timeout_s=600, memory_bytes=16 << 30, nice=0)
@@ -93,7 +93,7 @@ def main() -> int:
     target, cores = load_target(arguments.target), usable_cores()
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "DG_JIT_CACHE_DIR": folder}
-        compiler = load_compiler("deep_jit", target, environment)
+        compiler = DeepJit(target, environment)
         jobs = asyncio.run(traced_jobs(target, environment))[: arguments.jobs]
         alone = [bare(compiler, job) for job in jobs]
         wall, outcomes = ours(compiler, Path(folder), jobs, cores)

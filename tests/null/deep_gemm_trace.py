@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from prefetchd_providers.deep_gemm import DeepGemmProvider
-
 from prefetchd.protocol import Sweep, decode_sweeps
+from prefetchd_providers.deep_gemm import DeepGemmProvider
 
 
 def trace(provider: DeepGemmProvider, sweep: Sweep, scratch: Path) -> dict[str, Any]:

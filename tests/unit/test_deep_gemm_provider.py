@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from prefetchd_providers.deep_gemm import OPS, DeepGemmProvider, template
 
 from prefetchd.profiles import GemmSite, Profile
 from prefetchd.protocol import Batch, Request, Sweep, UnknownRequest, op_of, request_from_fields
 from prefetchd.provider import Limits, Unavailable
 from prefetchd.targets import load_target
+from prefetchd_providers.deep_gemm import OPS, DeepGemmProvider, template
 
 DENSE = GemmSite(name="qkv", op="fp8_gemm_nt", n=2112, k=7168, m="tokens")
 ROUTED = GemmSite(

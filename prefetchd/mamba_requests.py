@@ -39,7 +39,7 @@ Role = Literal[
 class Mamba2(Request, frozen=True, kw_only=True):
     """What all four share: one rank's sizes, the type of activations, and where the kernels live.
 
-    `home` is "mamba_ssm", "vllm", or the dotted name of a package laid out like either's kernels.
+    `home` is "mamba_ssm", "vllm", "sglang", or the dotted name of a package laid out like either's kernels.
     """
 
     home: str = "mamba_ssm"

@@ -42,7 +42,7 @@ OPS: dict[str, type[Mamba2]] = {
 # The library itself takes one tensor a call; every other known home is an engine that slices its batch.
 LIBRARY = "mamba_ssm"
 # What is imported ahead where it is installed; any other home is imported by the trace that names it.
-KNOWN_HOMES = (LIBRARY, "vllm")
+KNOWN_HOMES = (LIBRARY, "vllm", "sglang")
 # What Triton asks of a pointer.
 ALIGNED_BYTES = 16
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -146,7 +146,7 @@ def _templates(profile: Profile) -> Iterator[Mamba2]:
 
 
 def _cut(request: Mamba2Prefill) -> bool:
-    """Whether chunks end with their sequence: in engines' newer copies; for older ones it asks too much."""
+    """Whether the home counts chunks that end with their sequence: every known engine's copy does."""
     return request.home != LIBRARY
 
 
@@ -237,9 +237,10 @@ def _planned_scan(template: Mamba2Prefill, lengths: tuple[int, ...]) -> Iterator
     tokens, cut = sum(lengths), _cut(template)
     known = all_scan_classes(template.chunk, template.row, cut=cut)
     counts = possible_chunks(lengths, template.chunk, cut=cut)
+    classes = (class_of(tokens, template.chunk, chunks, template.row) for chunks in counts)
     # In the order of first appearance, each once.
-    for member in dict.fromkeys(known[class_of(tokens, chunks, template.row)] for chunks in counts):
-        yield _scan_at(template, *member)
+    for found in dict.fromkeys(classes):
+        yield _scan_at(template, *known[found])
 
 
 def _planned_count(template: Mamba2, count: int) -> Iterator[Mamba2]:

@@ -1,9 +1,10 @@
 """Which token counts launch the same kernels: what Triton tells apart about a batch of the Mamba2 scan.
 
 Triton compiles a variant for whether an integer argument is one, and whether it is a multiple of 16. The scan
-hands over the token count T, the number of chunks and strides made of them; nothing else about a batch. So
-one call for each class covers every batch of it. The subtle rule: a batch's row of the projected buffer need
-not be a multiple of 16 elements long, and then T times its length is told apart too.
+hands over the token count T, how many whole chunks hold them, in engines also how many chunks there are when
+each sequence begins its own, and strides made of these; nothing else about a batch. So one call for each
+class covers every batch of it. The subtle rule: a row of the projected buffer need not be a multiple of 16
+elements long, and then T times its length is told apart too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ UNIT = 16
 # Classes repeat every 16 chunks; a second round meets those that need more than a round's remainder.
 ROUNDS = 2
 
-# T is one; T, the chunks, T rows: multiple of 16; one chunk.
-Class = tuple[bool, bool, bool, bool, bool]
+# T is one, T and T rows are multiples of 16; then of both numbers of chunks: it is one, a multiple of 16.
+Class = tuple[bool, bool, bool, bool, bool, bool, bool]
 
 
 def natural_chunks(tokens: int, chunk: int) -> int:
@@ -25,9 +26,18 @@ def natural_chunks(tokens: int, chunk: int) -> int:
     return -(-tokens // chunk)
 
 
-def class_of(tokens: int, chunks: int, row: int = UNIT) -> Class:
-    """What Triton can tell about T tokens in so many chunks, in rows of `row` elements."""
-    return (tokens == 1, tokens % UNIT == 0, tokens * row % UNIT == 0, chunks == 1, chunks % UNIT == 0)
+def class_of(tokens: int, chunk: int, chunks: int, row: int = UNIT) -> Class:
+    """What Triton can tell about T tokens, cut into so many chunks, in rows of `row` elements."""
+    whole = natural_chunks(tokens, chunk)
+    return (
+        tokens == 1,
+        tokens % UNIT == 0,
+        tokens * row % UNIT == 0,
+        whole == 1,
+        whole % UNIT == 0,
+        chunks == 1,
+        chunks % UNIT == 0,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -36,12 +46,12 @@ def scan_classes(
 ) -> dict[Class, tuple[int, int]]:
     """Every class that up to `max_tokens` tokens reach, with one (tokens, chunks) of it.
 
-    `cut` is for kernels whose chunks end where a sequence ends: short sequences make more chunks of the same
-    tokens. A class's representative does not depend on `max_tokens` unless it exceeds it.
+    `cut` is for kernels that count chunks which end where a sequence ends: short sequences make more of them.
+    A class's representative does not depend on `max_tokens` unless it exceeds it.
     """
     found: dict[Class, tuple[int, int]] = {}
     for tokens, chunks in _candidates(chunk, max_tokens, cut):
-        found.setdefault(class_of(tokens, chunks, row), (tokens, chunks))
+        found.setdefault(class_of(tokens, chunk, chunks, row), (tokens, chunks))
     return found
 
 
@@ -80,10 +90,11 @@ def count_class(count: int) -> int:
 def possible_chunks(lengths: tuple[int, ...], chunk: int, *, cut: bool) -> range:
     """How many chunks sequences of these new tokens may make.
 
-    Where chunks end with their sequence, one that continues may begin inside a chunk: one chunk more.
+    Cut at the sequences' ends there are at least as many as whole ones; and one that continues, or lies
+    across the whole ones, may begin inside a chunk: one chunk more.
     """
+    least = natural_chunks(sum(lengths), chunk)
     if not cut:
-        least = natural_chunks(sum(lengths), chunk)
         return range(least, least + 1)
-    least = sum(natural_chunks(length, chunk) for length in lengths)
-    return range(least, least + sum(length > 1 for length in lengths) + 1)
+    most = sum(natural_chunks(length, chunk) + (length > 1) for length in lengths)
+    return range(least, most + 1)

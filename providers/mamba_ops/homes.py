@@ -17,7 +17,12 @@ from prefetchd.provider import Unavailable
 
 Call = Callable[..., Any]
 
-PACKAGES = {"mamba_ssm": "mamba_ssm.ops.triton", "vllm": "vllm.model_executor.layers.mamba.ops"}
+# Where each known home keeps them, the newest place first.
+PACKAGES = {
+    "mamba_ssm": ("mamba_ssm.ops.triton",),
+    "vllm": ("vllm.model_executor.layers.mamba.ops",),
+    "sglang": ("sglang.kernels.ops.mamba.triton_ops", "sglang.srt.layers.attention.mamba.ops"),
+}
 # Each function by the (module, name) pairs under which homes have it; the first that exists counts.
 FUNCTIONS = {
     "scan": (
@@ -43,15 +48,7 @@ class Home:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.package = PACKAGES.get(name, name)
-        wanted = {module for pairs in FUNCTIONS.values() for module, _ in pairs}
-        try:
-            self._modules: dict[str, ModuleType] = lean_import(self.package, *sorted(wanted))
-        except Exception as error:
-            what = f"the kernels' home {name!r} ({self.package})"
-            if isinstance(error, ModuleNotFoundError) and f"{self.package}.".startswith(f"{error.name}."):
-                raise Unavailable(f"{what} is not installed here: {error}") from error
-            raise Unavailable(f"{what} does not import: {type(error).__name__}: {error}") from error
+        self.package, self._modules = _import(name)
 
     def function(self, what: str) -> Call:
         """A function of `FUNCTIONS`. Raises `Unavailable` where this home has none."""
@@ -69,3 +66,22 @@ def accepted(call: Call, **arguments: Any) -> dict[str, Any]:
     """Those keyword arguments that this version of the function has."""
     known = inspect.signature(call).parameters
     return {name: value for name, value in arguments.items() if name in known}
+
+
+def _import(name: str) -> tuple[str, dict[str, ModuleType]]:
+    """The home's package and those of its modules that hold a function of the family."""
+    wanted = sorted({module for pairs in FUNCTIONS.values() for module, _ in pairs})
+    packages = PACKAGES.get(name, (name,))
+    missing: list[str] = []
+    for package in packages:
+        try:
+            return package, lean_import(package, *wanted)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if not (isinstance(error, ModuleNotFoundError) and f"{package}.".startswith(f"{error.name}.")):
+                raise Unavailable(
+                    f"the kernels' home {name!r} ({package}) does not import: {reason}"
+                ) from error
+            missing.append(str(error))
+    looked = " or ".join(packages)
+    raise Unavailable(f"the kernels' home {name!r} ({looked}) is not installed here: {'; '.join(missing)}")

@@ -1,8 +1,8 @@
 """The chunked scan: `mamba_chunk_scan_combined` of the library, `..._varlen` of engines.
 
-The library's takes a batch of one and a sequence index for each token. Engines' copies take no batch and,
-in newer versions, the list of chunks, each within one sequence. Which form a home has is read off its
-function's parameters.
+The library's takes a batch of one and a sequence index for each token. Engines' copies began as that, with a
+state for each sequence; newer ones take no batch, and a list of chunks, each within one sequence. Which form
+a home has is read off its function's parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from prefetchd.mamba_requests import Mamba2Prefill
 
 from .homes import Call, Home, accepted
-from .tensors import Tensors
+from .tensors import TYPES, Tensors
 
 
 def run(home: Home, request: Mamba2Prefill) -> None:
@@ -55,6 +55,10 @@ def _library(call: Call, request: Mamba2Prefill, lengths: Sequence[int]) -> None
         None if tensor is None else tensor.unsqueeze(0) for tensor in _activations(make, request)
     )
     tokens, count = request.tokens, len(lengths)
+    # An engine's copy of this form begins each sequence in its own state, the library all in one.
+    own_states = "chunk_indices" in inspect.signature(call).parameters
+    initial = _initial_states(make, request, count if own_states else 1)
+    pieces = make.contiguous("chunks", "int32", _chunks(request, lengths)) if initial is not None else None
     call(
         x,
         dt,
@@ -63,21 +67,27 @@ def _library(call: Call, request: Mamba2Prefill, lengths: Sequence[int]) -> None
         c,
         request.chunk,
         z=z,
-        initial_states=_initial_states(make, request, 1),
+        initial_states=initial,
         seq_idx=make.contiguous("seq_idx", request.index_dtype, 1, tokens) if request.seq_idx else None,
         cu_seqlens=_boundaries(make, request, count) if request.cu_seqlens else None,
         return_varlen_states=request.cu_seqlens,
         **_parameters(make, request),
+        **accepted(
+            call,
+            chunk_indices=pieces,
+            chunk_offsets=pieces,
+            out=make.contiguous("out", request.dtype, 1, tokens, request.heads, request.head_dim),
+            state_dtype=TYPES[request.state_dtype],
+        ),
     )
 
 
 def _engine(call: Call, request: Mamba2Prefill, lengths: Sequence[int], *, listed: bool) -> None:
     make = Tensors(request)
     x, dt, b, c, z = _activations(make, request)
-    chunks = sum(-(-length // request.chunk) for length in lengths)
-    count = len(lengths)
+    chunks, count = _chunks(request, lengths), len(lengths)
     initial = _initial_states(make, request, count)
-    pseudo = make.contiguous("chunks", "int32", chunks) if initial is not None else None
+    pieces = make.contiguous("chunks", "int32", chunks) if initial is not None else None
     call(
         x,
         dt,
@@ -94,12 +104,16 @@ def _engine(call: Call, request: Mamba2Prefill, lengths: Sequence[int], *, liste
             call,
             cu_chunk_seqlens=make.contiguous("chunks", "int32", chunks + 1),
             last_chunk_indices=make.contiguous("chunks", "int32", count),
-            chunk_indices=pseudo,
-            chunk_offsets=pseudo,
+            chunk_indices=pieces,
+            chunk_offsets=pieces,
             out=make.contiguous("out", request.dtype, request.tokens, request.heads, request.head_dim),
-            state_dtype=getattr(torch, request.state_dtype),
+            state_dtype=TYPES[request.state_dtype],
         ),
     )
+
+
+def _chunks(request: Mamba2Prefill, lengths: Sequence[int]) -> int:
+    return sum(-(-length // request.chunk) for length in lengths)
 
 
 def _activations(

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from prefetchd_providers.mamba_classes import (
     all_scan_classes,
     class_of,
@@ -26,20 +29,20 @@ def test_every_token_count_within_the_limit_has_its_class_listed(
     tokens = data.draw(st.integers(1, limit))
     least = natural_chunks(tokens, chunk)
     chunks = data.draw(st.integers(least, tokens)) if cut else least
-    assert class_of(tokens, chunks, row) in scan_classes(chunk, limit, row, cut=cut)
+    assert class_of(tokens, chunk, chunks, row) in scan_classes(chunk, limit, row, cut=cut)
 
 
 @given(CHUNKS, LIMITS, ROWS, st.booleans())
 def test_nothing_listed_is_redundant_or_beyond_the_limit(chunk: int, limit: int, row: int, cut: bool) -> None:
     listed = list(scan_classes(chunk, limit, row, cut=cut).values())
-    assert len({class_of(tokens, chunks, row) for tokens, chunks in listed}) == len(listed)
+    assert len({class_of(tokens, chunk, chunks, row) for tokens, chunks in listed}) == len(listed)
     assert all(1 <= tokens <= limit for tokens, _ in listed)
     assert all(natural_chunks(tokens, chunk) <= chunks <= tokens for tokens, chunks in listed)
 
 
 @given(CHUNKS, st.integers(1, 10**6), ROWS)
 def test_a_planner_without_a_limit_knows_every_class(chunk: int, tokens: int, row: int) -> None:
-    assert class_of(tokens, natural_chunks(tokens, chunk), row) in all_scan_classes(chunk, row)
+    assert class_of(tokens, chunk, natural_chunks(tokens, chunk), row) in all_scan_classes(chunk, row)
 
 
 @given(CHUNKS, LIMITS, st.booleans())
@@ -66,8 +69,8 @@ def test_a_row_that_is_no_multiple_of_16_tells_more_token_counts_apart() -> None
 
 
 def test_sequences_that_end_their_chunks_reach_sixteen_of_them_with_few_tokens() -> None:
-    assert class_of(17, 16) in scan_classes(256, 17, cut=True)
-    assert class_of(17, 16) not in scan_classes(256, 17)
+    assert class_of(17, 256, 16) in scan_classes(256, 17, cut=True)
+    assert class_of(17, 256, 16) not in scan_classes(256, 17)
 
 
 @given(st.integers(1, 10**6))
@@ -85,4 +88,7 @@ def test_chunks_of_a_batch_include_those_of_sequences_that_begin_inside_one(
     # Every sequence continues one token before a chunk's end.
     continued = sum(1 + natural_chunks(length - 1, chunk) for length in lengths)
     assert sum(natural_chunks(length, chunk) for length in lengths) in possible
+    # Cut at whole chunks of the batch as well as at sequences.
+    ends = list(accumulate(lengths))
+    assert len({*ends, *range(chunk, ends[-1], chunk)}) in possible
     assert continued in possible

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prefetchd_providers.mamba import MambaProvider
-from prefetchd_providers.mamba_classes import class_of, count_class, natural_chunks
 
 from prefetchd.mamba_requests import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill
 from prefetchd.profiles import Profile
@@ -22,6 +20,8 @@ from prefetchd.protocol import (
 from prefetchd.provider import Limits
 from prefetchd.sites import Flag, KernelSite
 from prefetchd.targets import load_target
+from prefetchd_providers.mamba import MambaProvider
+from prefetchd_providers.mamba_classes import class_of, count_class, natural_chunks
 
 # mamba2-codestral-7b on one rank.
 SIZES = {"heads": 128, "head_dim": 64, "groups": 8, "state": 128, "chunk": 256, "conv": 4}
@@ -144,8 +144,8 @@ class TestPlan:
         tokens = sum(lengths)
         (found,) = self.plan(Batch(tokens=tokens, prefill_lengths=tuple(lengths)), site("mamba2_prefill"))
         assert isinstance(found, Mamba2Prefill)
-        wanted = class_of(tokens, natural_chunks(tokens, 256), found.row)
-        assert class_of(found.tokens, natural_chunks(found.tokens, 256), found.row) == wanted
+        wanted = class_of(tokens, 256, natural_chunks(tokens, 256), found.row)
+        assert class_of(found.tokens, 256, natural_chunks(found.tokens, 256), found.row) == wanted
 
     def test_decodes_ask_for_the_update_and_for_its_padded_size(self) -> None:
         found = self.plan(Batch(tokens=7, decodes=7), site("mamba2_decode"))

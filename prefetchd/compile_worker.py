@@ -99,9 +99,11 @@ class CompileWorker:
             status = 0
         except CompilerUnavailable as error:
             os.write(writer, str(error).encode()[:MAX_REASON_BYTES])
+        except MemoryError:
+            _conclude("out of memory\n")
         except BaseException as error:
             # The library's own frames say nothing to whoever reads the job's log.
-            print("".join(traceback.format_exception_only(error)), file=sys.stderr)
+            _conclude("".join(traceback.format_exception_only(error)))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -116,6 +118,12 @@ class _EndingWithUs(subprocess.Popen[Any]):
         worker = os.getpid()
         kwargs["preexec_fn"] = lambda: end_with_parent(worker)
         super().__init__(*args, **kwargs)
+
+
+def _conclude(text: str) -> None:
+    """The reason of a failure, behind all that was printed before."""
+    sys.stdout.flush()
+    sys.stderr.write(text)
 
 
 def _own_group(pid: int) -> None:

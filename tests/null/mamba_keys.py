@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from prefetchd_providers.mamba import MambaProvider
-from prefetchd_providers.mamba_classes import scan_classes
-
 from prefetchd.compilers.triton_capture import intercept
 from prefetchd.mamba_requests import CausalConv1d, GatedNorm, Mamba2Decode, Mamba2Prefill
 from prefetchd.provider import Unavailable
 from prefetchd.request import Request
+from prefetchd_providers.mamba import MambaProvider
+from prefetchd_providers.mamba_classes import scan_classes
 
 # mamba2-codestral-7b on one rank: 128 heads of 64, 8 groups, a state of 128.
 SIZES: dict[str, Any] = {"heads": 128, "head_dim": 64, "groups": 8, "state": 128}

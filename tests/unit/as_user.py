@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import pytest
+from processes import start_child
 
 # No account has this number: code that asks for its name fails.
 NAMELESS = 12345
@@ -21,19 +22,20 @@ def as_nameless_user(function: Callable[[], T]) -> T:
     if os.geteuid() != 0:
         pytest.skip("becomes another user, which only root can")
     read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def answer() -> None:
         try:
             os.setgroups([])
             os.setgid(NAMELESS)
             os.setuid(NAMELESS)
             os.environ.pop("HOME", None)
-            answer: tuple[bool, object] = (True, function())
+            result: tuple[bool, object] = (True, function())
         except BaseException:
-            answer = (False, traceback.format_exc())
+            result = (False, traceback.format_exc())
         with os.fdopen(write, "wb") as pipe:
-            pipe.write(pickle.dumps(answer))
-        os._exit(0)
+            pipe.write(pickle.dumps(result))
+
+    child = start_child(answer)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
         fine, value = pickle.loads(pipe.read())

@@ -1,14 +1,9 @@
-"""What goes wrong on the way from a job to the engine's cache: real processes, real limits, a made-up nvcc.
-
-A FIFO that the made-up nvcc opens tells when a compile has begun, and by its end of file that the last
-process of it is gone.
-"""
+"""What goes wrong on the way from a job to the engine's cache: real processes and limits, a made-up nvcc."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -18,6 +13,7 @@ from pathlib import Path
 import pytest
 from as_user import NAMELESS, as_nameless_user
 from fake_deep_gemm import FakeLibrary, Site
+from processes import LIMIT_S, LifeSign, start_child
 
 from prefetchd.compilers.base import EntryState, Job
 from prefetchd.executors import CommandExecutor
@@ -26,10 +22,8 @@ from prefetchd.pipeline import Ending, JobOutcome, Pipeline
 from prefetchd.store import KeyLocks, Staging, StoreUnwritable
 
 VARIABLE = "DG_JIT_CACHE_DIR"
-# Only a failed test waits this long.
-LIMIT_S = 20.0
 # An nvcc with children that do not hear SIGTERM.
-HANG = 'exec 9>"{fifo}"; (trap "" TERM; sleep 1000 & sleep 1000) & wait'
+HANG = '(trap "" TERM; sleep 1000 & sleep 1000) & wait'
 
 
 @pytest.fixture(params=[True, False], ids=["new", "old"])
@@ -110,18 +104,17 @@ def test_an_nvcc_that_succeeds_without_output_publishes_nothing(tmp_path: Path, 
 
 
 def test_a_hanging_nvcc_is_ended_with_its_children(tmp_path: Path) -> None:
-    fifo = tmp_path / "alive"
-    os.mkfifo(fifo)
-    site = Site(tmp_path, body=HANG.format(fifo=fifo))
+    alive = LifeSign(tmp_path / "alive")
+    site = Site(tmp_path, body=f"{alive.shell}; {HANG}")
     jobs = trace(site, "source")
-    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
 
-    [outcome] = warm(site, jobs, timeout_s=0.3)
+    [outcome] = warm(site, jobs, timeout_s=1.0)
 
     assert "time limit" in outcome.text
-    assert os.read(reader, 1) == b""
+    alive.wait_begun()
+    assert alive.all_gone()
     assert nothing_left(site)
-    os.close(reader)
+    alive.close()
 
 
 def test_a_killed_nvcc_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
@@ -171,14 +164,11 @@ def test_a_corrupt_entry_is_moved_away_and_made_again(tmp_path: Path, new: bool,
 def test_two_processes_compile_each_variant_once(tmp_path: Path, new: bool) -> None:
     site = Site(tmp_path, new=new, body='echo x >> "${0%/*}/starts"')
     jobs = trace(site, *[f"kernel {number}" for number in range(12)])
-    children = [os.fork() for _ in range(1)]
-    if children[0] == 0:
-        warm(site, jobs)
-        os._exit(0)
+    other = start_child(lambda: warm(site, jobs))
 
     outcomes = warm(site, jobs)
 
-    _, status = os.waitpid(children[0], 0)
+    _, status = os.waitpid(other, 0)
     assert status == 0
     assert (site.nvcc.parent / "starts").read_text().count("x") == len(jobs)
     assert Ending.FAILED not in [outcome.ending for outcome in outcomes]
@@ -186,24 +176,18 @@ def test_two_processes_compile_each_variant_once(tmp_path: Path, new: bool) -> N
 
 
 def test_a_killed_owner_leaves_no_process_and_its_staging_is_cleaned(tmp_path: Path) -> None:
-    fifo = tmp_path / "alive"
-    os.mkfifo(fifo)
-    site = Site(tmp_path, body=HANG.format(fifo=fifo))
+    alive = LifeSign(tmp_path / "alive")
+    site = Site(tmp_path, body=f"{alive.shell}; {HANG}")
     jobs = trace(site, "source")
-    owner = os.fork()
-    if owner == 0:
-        warm(site, jobs)
-        os._exit(0)
-    alive = os.open(fifo, os.O_RDONLY)
+    owner = start_child(lambda: warm(site, jobs))
+    alive.wait_begun()
     assert list(site.root.glob(".prefetchd/owner-*"))
 
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
 
-    ready, _, _ = select.select([alive], [], [], LIMIT_S)
-    assert ready
-    assert os.read(alive, 1) == b""
-    os.close(alive)
+    assert alive.all_gone()
+    alive.close()
     with Staging(site.root, variable=VARIABLE) as staging:
         assert list(site.root.glob(".prefetchd/owner-*")) == [staging.directory]
 

@@ -1,13 +1,9 @@
-"""The job pool: at most so many at once, an end for each, and nothing left of any.
-
-A FIFO that a command opens tells when it has begun, and by its end of file that its last process is gone.
-"""
+"""The job pool: at most so many at once, an end for each, and nothing left of any."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -15,16 +11,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from processes import LIMIT_S, LifeSign
 
 from prefetchd import jobs
 from prefetchd.compilers.base import Command
 from prefetchd.job_runner import JOB_RUNNER
 from prefetchd.jobs import OUTPUT_TAIL_BYTES, JobPool, JobResult, compile_environment
 
-# Only a failed test waits this long.
-LIMIT_S = 20.0
-# Opens the FIFO with two generations, of which the younger ignores SIGTERM.
-HANG = "exec 9>alive; (trap '' TERM; sleep 1000 & sleep 1000) & wait"
+# Two generations, of which the younger ignores SIGTERM.
+HANG = "(trap '' TERM; sleep 1000 & sleep 1000) & wait"
 
 
 def shell(directory: Path, script: str) -> Command:
@@ -39,30 +34,11 @@ def run(directory: Path, script: str, **limits: float) -> JobResult:
     return asyncio.run(pool(**limits).run(shell(directory, script), log=directory / "log"))  # type: ignore[arg-type]
 
 
-class Fifo:
-    def __init__(self, path: Path) -> None:
-        os.mkfifo(path)
-        self._path = path
-        self._file = -1
-
-    async def opened(self) -> None:
-        """Returns when a command has opened it; opening blocks until then."""
-        self._file = await asyncio.to_thread(os.open, self._path, os.O_RDONLY)
-
-    def all_gone(self) -> bool:
-        ready, _, _ = select.select([self._file], [], [], LIMIT_S)
-        return bool(ready) and os.read(self._file, 1) == b""
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-
-
 @pytest.fixture
-def alive(tmp_path: Path) -> Iterator[Fifo]:
-    fifo = Fifo(tmp_path / "alive")
-    yield fifo
-    fifo.close()
+def alive(tmp_path: Path) -> Iterator[LifeSign]:
+    sign = LifeSign(tmp_path / "alive")
+    yield sign
+    sign.close()
 
 
 def runner_processes() -> list[psutil.Process]:
@@ -100,10 +76,12 @@ def test_the_command_sees_its_own_environment_only(tmp_path: Path) -> None:
     assert result.output.split() == ["PATH", "PWD"]
 
 
-def test_a_hanging_job_is_ended_and_retryable(tmp_path: Path, alive: Fifo) -> None:
+def test_a_hanging_job_is_ended_and_retryable(tmp_path: Path, alive: LifeSign) -> None:
     async def scenario() -> JobResult:
-        result = asyncio.create_task(pool(timeout_s=0.3).run(shell(tmp_path, HANG), log=tmp_path / "log"))
-        await alive.opened()
+        result = asyncio.create_task(
+            pool(timeout_s=1.0).run(shell(tmp_path, f"{alive.shell}; {HANG}"), log=tmp_path / "log")
+        )
+        await asyncio.to_thread(alive.wait_begun)
         return await result
 
     result = asyncio.run(scenario())
@@ -170,10 +148,12 @@ def test_a_silent_failure_on_a_full_disk_is_blamed_on_the_disk(tmp_path: Path) -
     assert (result.reason, result.retryable) == ("disk", True)
 
 
-def test_cancelling_ends_the_whole_tree_first(tmp_path: Path, alive: Fifo) -> None:
+def test_cancelling_ends_the_whole_tree_first(tmp_path: Path, alive: LifeSign) -> None:
     async def scenario() -> None:
-        task = asyncio.create_task(pool().run(shell(tmp_path, HANG), log=tmp_path / "log"))
-        await alive.opened()
+        task = asyncio.create_task(
+            pool().run(shell(tmp_path, f"{alive.shell}; {HANG}"), log=tmp_path / "log")
+        )
+        await asyncio.to_thread(alive.wait_begun)
         task.cancel()
         await asyncio.sleep(0)
         # Impatience changes nothing: the task still ends only when the tree has.
@@ -186,10 +166,12 @@ def test_cancelling_ends_the_whole_tree_first(tmp_path: Path, alive: Fifo) -> No
     asyncio.run(scenario())
 
 
-def test_a_killed_runner_resolves_its_job_and_leaves_nothing(tmp_path: Path, alive: Fifo) -> None:
+def test_a_killed_runner_resolves_its_job_and_leaves_nothing(tmp_path: Path, alive: LifeSign) -> None:
     async def scenario() -> JobResult:
-        task = asyncio.create_task(pool().run(shell(tmp_path, HANG), log=tmp_path / "log"))
-        await alive.opened()
+        task = asyncio.create_task(
+            pool().run(shell(tmp_path, f"{alive.shell}; {HANG}"), log=tmp_path / "log")
+        )
+        await asyncio.to_thread(alive.wait_begun)
         for runner in runner_processes():
             runner.kill()
         return await asyncio.wait_for(task, LIMIT_S)
@@ -209,14 +191,14 @@ def test_a_missing_runner_resolves_its_job(tmp_path: Path, monkeypatch: pytest.M
     assert "absent" in result.output
 
 
-def test_no_more_jobs_than_slots_run_at_once(tmp_path: Path, alive: Fifo) -> None:
+def test_no_more_jobs_than_slots_run_at_once(tmp_path: Path, alive: LifeSign) -> None:
     os.mkfifo(tmp_path / "go")
 
     async def scenario() -> list[JobResult]:
         two = pool(slots=1)
-        first = asyncio.create_task(two.run(shell(tmp_path, "exec 9>alive; cat go"), log=tmp_path / "1"))
+        first = asyncio.create_task(two.run(shell(tmp_path, f"{alive.shell}; cat go"), log=tmp_path / "1"))
         second = asyncio.create_task(two.run(shell(tmp_path, "echo second"), log=tmp_path / "2"))
-        await alive.opened()
+        await asyncio.to_thread(alive.wait_begun)
         assert not (tmp_path / "2").exists()
         (tmp_path / "go").write_text("first")
         return [await first, await second]
@@ -224,11 +206,11 @@ def test_no_more_jobs_than_slots_run_at_once(tmp_path: Path, alive: Fifo) -> Non
     assert [result.output for result in asyncio.run(scenario())] == ["first", "second\n"]
 
 
-def test_a_cancelled_job_gives_its_slot_back(tmp_path: Path, alive: Fifo) -> None:
+def test_a_cancelled_job_gives_its_slot_back(tmp_path: Path, alive: LifeSign) -> None:
     async def scenario() -> JobResult:
         one = pool(slots=1)
-        task = asyncio.create_task(one.run(shell(tmp_path, HANG), log=tmp_path / "1"))
-        await alive.opened()
+        task = asyncio.create_task(one.run(shell(tmp_path, f"{alive.shell}; {HANG}"), log=tmp_path / "1"))
+        await asyncio.to_thread(alive.wait_begun)
         task.cancel()
         return await one.run(shell(tmp_path, "echo next"), log=tmp_path / "2")
 

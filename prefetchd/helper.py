@@ -19,6 +19,7 @@ import zmq
 
 from prefetchd.compilers import load_compiler
 from prefetchd.compilers.base import Compiler, CompilerUnavailable
+from prefetchd.null_device.forks import survive_forks
 from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import decode_sweeps
@@ -68,7 +69,7 @@ class Helper:
                 self._providers[name] = provider
             except (Unavailable, UnknownProvider, CompilerUnavailable, ValueError) as error:
                 self._unavailable[name] = str(error)
-        require_null_device()
+        survive_forks()
         return Ready(pid=os.getpid(), unavailable=self._unavailable, fingerprints=self._fingerprints)
 
     def serve(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 from warming import SMALL_VARIANTS, Bench, Run, ended
 
@@ -30,7 +30,8 @@ class Held:
         return ended(self.process)
 
     def survivors(self) -> list[psutil.Process]:
-        return psutil.wait_procs(self.tree, timeout=END_LIMIT_S)[1]
+        _, alive = psutil.wait_procs(self.tree, timeout=END_LIMIT_S)
+        return list(alive)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -168,8 +168,8 @@ def make_templates(directory: Path) -> None:
     source = directory / "empty.cu"
     source.write_text('extern "C" __global__ void empty() {}\n')
     for number, architecture in ((90, "sm_90a"), (100, "sm_100a")):
-        command = [real, "-cubin", f"-arch={architecture}", "-o", directory / f"{number}.cubin", source]
-        subprocess.run(command, check=True)
+        output = str(directory / f"{number}.cubin")
+        subprocess.run([real, "-cubin", f"-arch={architecture}", "-o", output, str(source)], check=True)
 
 
 @dataclass(frozen=True)

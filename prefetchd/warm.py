@@ -62,6 +62,9 @@ async def warm(
     slots = settings.jobs or usable_cores()
     ledger = Ledger(plan.target_name, plan.max_tokens, dry_run=plan.dry_run)
     sites = _sites(plan, providers, ledger)
+    # A family that this model does not use need not be installed.
+    used = {site.provider for site in sites}
+    providers = {name: provider for name, provider in providers.items() if name in used}
     names = {name for provider in providers.values() for name in provider.compilers}
     compilers = {name: load_compiler(name, plan.target, environment) for name in sorted(names)}
     for compiler in compilers.values():

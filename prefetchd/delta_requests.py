@@ -82,6 +82,21 @@ class StepRecurrence(Recurrence, frozen=True, kw_only=True):
     accepted_tokens: bool = False
 
 
+class PackedDecode(Delta, frozen=True, kw_only=True):
+    """An engine's decode of one token for each of `tokens` sequences, from the convolution's output.
+
+    `row_stride` is the pitch of a token's q, k and v where they are a part of a longer row; 0 is none.
+    """
+
+    heads: Size
+    value_heads: SizeOrDefault = 0
+    key_dim: Size
+    value_dim: Size
+    row_stride: SizeOrDefault = 0
+    state_dtype: Dtype = "float32"
+    state_stride: SizeOrDefault = 0
+
+
 class ShortConvolution(Delta, frozen=True, kw_only=True):
     """The causal convolution over the last `conv` tokens; `decode` is one token for each sequence."""
 

@@ -5,7 +5,14 @@ GDN's gate is one number for each value head. Shared fields are in `delta_reques
 
 from __future__ import annotations
 
-from prefetchd.delta_requests import ChunkRecurrence, Gate, GatedNorm, ShortConvolution, StepRecurrence
+from prefetchd.delta_requests import (
+    ChunkRecurrence,
+    Gate,
+    GatedNorm,
+    PackedDecode,
+    ShortConvolution,
+    StepRecurrence,
+)
 
 
 class ChunkGatedDeltaRule(ChunkRecurrence, frozen=True, kw_only=True, tag="chunk_gated_delta_rule"):
@@ -22,6 +29,12 @@ class FusedSigmoidGatingUpdate(
     StepRecurrence, frozen=True, kw_only=True, tag="fused_sigmoid_gating_delta_rule_update"
 ):
     """The decode step of vLLM and SGLang, with gate and beta computed inside from the raw projections."""
+
+
+class GdnPackedDecode(
+    PackedDecode, frozen=True, kw_only=True, tag="fused_recurrent_gated_delta_rule_packed_decode"
+):
+    """The newer decode step of vLLM and SGLang."""
 
 
 class GdnGate(Gate, frozen=True, kw_only=True, tag="fused_gdn_gate"):

@@ -16,6 +16,7 @@ from prefetchd.delta_requests import (
     Dtype,
     Gate,
     GatedNorm,
+    PackedDecode,
     ShortConvolution,
     StepRecurrence,
 )
@@ -38,6 +39,12 @@ class FusedRecurrentKda(StepRecurrence, frozen=True, kw_only=True, tag="fused_re
 
     lower_bound: LowerBound = 0
     a_log: bool = True
+
+
+class KdaPackedDecode(PackedDecode, frozen=True, kw_only=True, tag="fused_recurrent_kda_packed_decode"):
+    """The decode step of vLLM and SGLang."""
+
+    lower_bound: LowerBound = 0
 
 
 class KdaGate(Gate, frozen=True, kw_only=True, tag="fused_kda_gate"):

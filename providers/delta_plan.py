@@ -19,6 +19,7 @@ from prefetchd.delta_requests import (
     Delta,
     Gate,
     GatedNorm,
+    PackedDecode,
     Recurrence,
     ShortConvolution,
     StepRecurrence,
@@ -82,7 +83,7 @@ def requests_of_batch(items: Iterable[Template], batch: Batch) -> Iterator[Delta
         request = item.request
         if isinstance(request, StepRecurrence):
             yield from _steps(item, batch)
-        elif isinstance(request, ShortConvolution) and request.decode:
+        elif isinstance(request, PackedDecode) or (isinstance(request, ShortConvolution) and request.decode):
             if batch.decodes:
                 yield item.at(batch.decodes)
         elif isinstance(request, (ChunkRecurrence, ShortConvolution)):
@@ -165,7 +166,7 @@ def _rule(request: Delta) -> tuple[int, Rule]:
             return request.heads, "buckets" if measured else "divisible"
         case ShortConvolution() if not request.decode:
             return 1, "divisible"
-        case Recurrence() | Gate() | ShortConvolution() | KdaStateCommit():
+        case Recurrence() | PackedDecode() | Gate() | ShortConvolution() | KdaStateCommit():
             return 1, "any" if measured else "divisible"
     raise TypeError(f"no rule for {op_of(request)}")
 

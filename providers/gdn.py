@@ -1,7 +1,8 @@
 """GDN, the gated delta rule of Qwen3-Next: the machinery of KDA with another gate and other entry points.
 
-The engines decode by a kernel that computes gate and beta itself (`fused_sigmoid_gating_delta_rule_update`),
-which fla does not have; fla's own recurrence takes either.
+The engines decode by kernels that compute gate and beta themselves, which fla does not have:
+`fused_sigmoid_gating_delta_rule_update`, and newer ones on packed q, k and v. fla's own recurrence takes
+either.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from prefetchd.gdn_requests import (
     FusedSigmoidGatingUpdate,
     GdnGate,
     GdnGatedNorm,
+    GdnPackedDecode,
     GdnShortConvolution,
 )
 from prefetchd.protocol import op_of
@@ -25,6 +27,7 @@ KINDS: tuple[type[Delta], ...] = (
     ChunkGatedDeltaRule,
     FusedRecurrentGatedDeltaRule,
     FusedSigmoidGatingUpdate,
+    GdnPackedDecode,
     GdnGate,
     GdnShortConvolution,
     GdnGatedNorm,

@@ -19,6 +19,7 @@ from prefetchd.kda_requests import (
     FusedRecurrentKda,
     KdaGate,
     KdaGatedNorm,
+    KdaPackedDecode,
     KdaShortConvolution,
     KdaStateCommit,
 )
@@ -29,6 +30,7 @@ from .delta_provider import DeltaProvider
 KINDS: tuple[type[Delta], ...] = (
     ChunkKda,
     FusedRecurrentKda,
+    KdaPackedDecode,
     KdaGate,
     KdaShortConvolution,
     KdaGatedNorm,

@@ -76,6 +76,9 @@ def run_conv(request: ShortConvolution) -> None:
     if pooled:
         arguments.setdefault("bias", None)
         arguments |= _pooled_conv(request, tensors, pooled.pop())
+        if "seq_lens_cpu" in signature(function).parameters:
+            # SGLang hands the lengths over on the host as well.
+            arguments["seq_lens_cpu"] = sequence_lengths(request)
     else:
         arguments |= _plain_conv(request, tensors)
     tensors.check_names()

@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from prefetchd.delta_requests import Gate, GatedNorm, Recurrence, ShortConvolution
+from prefetchd.delta_requests import Gate, GatedNorm, PackedDecode, Recurrence, ShortConvolution
 from prefetchd.gdn_requests import FusedSigmoidGatingUpdate
 from prefetchd.kda_requests import KdaStateCommit
 from prefetchd.protocol import Request, op_of
 from prefetchd.provider import Unavailable
 
 from .around import run_conv, run_gate, run_norm, run_state_commit
-from .recurrence import run_gating_update, run_recurrence
+from .recurrence import run_gating_update, run_packed_decode, run_recurrence
 
 # The first that fits; special ones come first.
 CALLS: tuple[tuple[type[Request], Callable[[Any], None]], ...] = (
     (FusedSigmoidGatingUpdate, run_gating_update),
     (Recurrence, run_recurrence),
+    (PackedDecode, run_packed_decode),
     (ShortConvolution, run_conv),
     (GatedNorm, run_norm),
     (Gate, run_gate),

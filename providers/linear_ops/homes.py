@@ -17,18 +17,22 @@ from typing import Any
 from prefetchd.provider import Unavailable
 
 FLA = "fla"
-VLLM_OPS = "vllm.model_executor.layers.fla.ops"
-VLLM_MAMBA = "vllm.model_executor.layers.mamba"
-# SGLang moved its kernels; the newer place comes first.
+# Engines move their kernels now and then; the newer place comes first.
+VLLM_OPS = ("vllm.third_party.flash_linear_attention.ops", "vllm.model_executor.layers.fla.ops")
+VLLM_KDA = ("vllm.models.kimi_k3.nvidia.ops.third_party", *VLLM_OPS)
+VLLM_MAMBA = ("vllm.model_executor.layers.mamba",)
 SGLANG_OPS = ("sglang.kernels.ops.attention.fla", "sglang.srt.layers.attention.fla")
+SGLANG_LINEAR = ("sglang.kernels.ops.attention.linear", *SGLANG_OPS)
 SGLANG_MAMBA = ("sglang.kernels.ops.mamba", "sglang.srt.layers.attention.mamba")
+FLA_CONV = ("fla.modules.causal_conv1d", "fla.modules.convolution")
+FLA_NORM = ("fla.modules.norm.fused_norm_gate", "fla.modules.fused_norm_gate")
 
 
-def _sglang(module: str, function: str, roots: tuple[str, ...] = SGLANG_OPS) -> tuple[str, ...]:
+def _in(roots: tuple[str, ...], module: str, function: str) -> tuple[str, ...]:
     return tuple(f"{root}.{module}:{function}" for root in roots)
 
 
-# "module:function" by home and op, in the order in which they are tried: libraries move their modules.
+# "module:function" by home and op, in the order in which they are tried.
 ENTRIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     FLA: {
         "chunk_kda": ("fla.ops.kda:chunk_kda",),
@@ -39,51 +43,59 @@ ENTRIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "chunk_gated_delta_rule": ("fla.ops.gated_delta_rule:chunk_gated_delta_rule",),
         "fused_recurrent_gated_delta_rule": ("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule",),
         "fused_gdn_gate": ("fla.ops.gated_delta_rule.gate:fused_gdn_gate",),
-        "short_conv": ("fla.modules.causal_conv1d:causal_conv1d", "fla.modules.convolution:causal_conv1d"),
-        "short_conv.decode": (
-            "fla.modules.causal_conv1d:causal_conv1d_update",
-            "fla.modules.convolution:causal_conv1d_update",
-        ),
-        "gated_norm": (
-            "fla.modules.norm.fused_norm_gate:rms_norm_gated",
-            "fla.modules.fused_norm_gate:rms_norm_gated",
-        ),
+        "short_conv": tuple(f"{module}:causal_conv1d" for module in FLA_CONV),
+        "short_conv.decode": tuple(f"{module}:causal_conv1d_update" for module in FLA_CONV),
+        "gated_norm": tuple(f"{module}:rms_norm_gated" for module in FLA_NORM),
     },
     "vllm": {
-        "chunk_kda": (f"{VLLM_OPS}.kda:chunk_kda",),
-        "fused_recurrent_kda": (f"{VLLM_OPS}.kda:fused_recurrent_kda",),
-        "fused_kda_gate": (f"{VLLM_OPS}.kda:fused_kda_gate",),
-        "chunk_gated_delta_rule": (f"{VLLM_OPS}.chunk:chunk_gated_delta_rule",),
-        "fused_recurrent_gated_delta_rule": (f"{VLLM_OPS}.fused_recurrent:fused_recurrent_gated_delta_rule",),
-        "fused_sigmoid_gating_delta_rule_update": (
-            f"{VLLM_OPS}.fused_sigmoid_gating:fused_sigmoid_gating_delta_rule_update",
+        "chunk_kda_with_fused_gate": _in(VLLM_KDA, "kda", "chunk_kda_with_fused_gate"),
+        "chunk_kda": _in(VLLM_KDA, "kda", "chunk_kda"),
+        "fused_recurrent_kda": _in(VLLM_KDA, "kda", "fused_recurrent_kda"),
+        "fused_recurrent_kda_packed_decode": _in(VLLM_KDA, "kda", "fused_recurrent_kda_packed_decode"),
+        "fused_kda_gate": _in(VLLM_KDA, "kda", "fused_kda_gate"),
+        "chunk_gated_delta_rule": _in(VLLM_OPS, "chunk", "chunk_gated_delta_rule"),
+        "fused_recurrent_gated_delta_rule": _in(
+            VLLM_OPS, "fused_recurrent", "fused_recurrent_gated_delta_rule"
+        ),
+        "fused_recurrent_gated_delta_rule_packed_decode": _in(
+            VLLM_OPS, "fused_recurrent", "fused_recurrent_gated_delta_rule_packed_decode"
+        ),
+        "fused_sigmoid_gating_delta_rule_update": _in(
+            VLLM_OPS, "fused_sigmoid_gating", "fused_sigmoid_gating_delta_rule_update"
         ),
         "fused_gdn_gate": (
-            f"{VLLM_OPS}.fused_gdn_gating:fused_gdn_gating",
-            f"{VLLM_MAMBA}.gdn_linear_attn:fused_gdn_gating",
+            *_in(VLLM_MAMBA, "gdn_linear_attn", "fused_gdn_gating"),
             "vllm.model_executor.models.qwen3_next:fused_gdn_gating",
         ),
-        "short_conv": (f"{VLLM_MAMBA}.ops.causal_conv1d:causal_conv1d_fn",),
-        "short_conv.decode": (f"{VLLM_MAMBA}.ops.causal_conv1d:causal_conv1d_update",),
-        "kda_gated_norm": (f"{VLLM_OPS}.kda:rms_norm_gated",),
-        "gdn_gated_norm": (f"{VLLM_OPS}.layernorm_guard:rmsnorm_fn",),
+        "short_conv": _in(VLLM_MAMBA, "ops.causal_conv1d", "causal_conv1d_fn"),
+        "short_conv.decode": _in(VLLM_MAMBA, "ops.causal_conv1d", "causal_conv1d_update"),
+        "kda_gated_norm": _in(VLLM_OPS, "kda", "rms_norm_gated"),
+        "gdn_gated_norm": _in(VLLM_OPS, "layernorm_guard", "rmsnorm_fn"),
     },
     "sglang": {
-        "chunk_kda": _sglang("kda", "chunk_kda"),
-        "fused_recurrent_kda": _sglang("kda", "fused_recurrent_kda"),
-        "fused_kda_gate": _sglang("kda", "fused_kda_gate"),
-        "chunk_gated_delta_rule": _sglang("chunk", "chunk_gated_delta_rule"),
-        "fused_recurrent_gated_delta_rule": _sglang("fused_recurrent", "fused_recurrent_gated_delta_rule"),
-        "fused_sigmoid_gating_delta_rule_update": _sglang(
-            "fused_sigmoid_gating_recurrent", "fused_sigmoid_gating_delta_rule_update"
+        "chunk_kda": _in(SGLANG_OPS, "kda", "chunk_kda"),
+        "fused_recurrent_kda": _in(SGLANG_OPS, "kda", "fused_recurrent_kda"),
+        "fused_recurrent_kda_packed_decode": _in(
+            SGLANG_OPS, "fused_recurrent", "fused_recurrent_kda_packed_decode"
         ),
-        "fused_gdn_gate": _sglang("fused_gdn_gating", "fused_gdn_gating"),
-        "short_conv": _sglang("causal_conv1d_triton", "causal_conv1d_fn", SGLANG_MAMBA),
-        "short_conv.decode": _sglang("causal_conv1d_triton", "causal_conv1d_update", SGLANG_MAMBA),
-        "kda_gated_norm": _sglang("kda", "rms_norm_gated"),
-        "gdn_gated_norm": _sglang("layernorm_gated", "rmsnorm_fn"),
-        "kda_state_commit": _sglang(
-            "mamba_state_scatter_triton", "fused_mamba_state_scatter_with_mask", SGLANG_MAMBA
+        "fused_kda_gate": _in(SGLANG_OPS, "kda", "fused_kda_gate"),
+        "chunk_gated_delta_rule": _in(SGLANG_OPS, "chunk", "chunk_gated_delta_rule"),
+        "fused_recurrent_gated_delta_rule": _in(
+            SGLANG_OPS, "fused_recurrent", "fused_recurrent_gated_delta_rule"
+        ),
+        "fused_recurrent_gated_delta_rule_packed_decode": _in(
+            SGLANG_OPS, "fused_recurrent", "fused_recurrent_gated_delta_rule_packed_decode"
+        ),
+        "fused_sigmoid_gating_delta_rule_update": _in(
+            SGLANG_LINEAR, "fused_sigmoid_gating_recurrent", "fused_sigmoid_gating_delta_rule_update"
+        ),
+        "fused_gdn_gate": _in(SGLANG_LINEAR, "fused_gdn_gating", "fused_gdn_gating"),
+        "short_conv": _in(SGLANG_MAMBA, "causal_conv1d_triton", "causal_conv1d_fn"),
+        "short_conv.decode": _in(SGLANG_MAMBA, "causal_conv1d_triton", "causal_conv1d_update"),
+        "kda_gated_norm": _in(SGLANG_OPS, "kda", "rms_norm_gated"),
+        "gdn_gated_norm": _in(SGLANG_OPS, "layernorm_gated", "rms_norm_gated"),
+        "kda_state_commit": _in(
+            SGLANG_MAMBA, "mamba_state_scatter_triton", "fused_mamba_state_scatter_with_mask"
         ),
     },
 }
@@ -106,8 +118,8 @@ def entry(home: str, *ops: str) -> Callable[..., Any]:
             except (ImportError, OSError, RuntimeError, AttributeError) as error:
                 tried.append(f"{place}: {error}")
     if not tried:
-        raise Unavailable(f"home {home!r} has no {ops[0]}")
-    raise Unavailable(f"home {home!r} gives no {ops[0]} here: {'; '.join(tried)}")
+        raise Unavailable(f"home {home!r} has no {ops[-1]}")
+    raise Unavailable(f"home {home!r} gives no {ops[-1]} here: {'; '.join(tried)}")
 
 
 def _function(module: str, name: str) -> Callable[..., Any]:

@@ -7,16 +7,25 @@ own default, except the l2norm, whose default the homes do not agree on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
 
-from prefetchd.delta_requests import ChunkRecurrence, Recurrence, StepRecurrence, sequence_lengths
+from prefetchd.delta_requests import (
+    ChunkRecurrence,
+    PackedDecode,
+    Recurrence,
+    StepRecurrence,
+    sequence_lengths,
+)
 from prefetchd.gdn_requests import FusedSigmoidGatingUpdate
-from prefetchd.kda_requests import ChunkKda, FusedRecurrentKda
+from prefetchd.kda_requests import ChunkKda, FusedRecurrentKda, KdaPackedDecode
 from prefetchd.protocol import op_of
+from prefetchd.provider import Unavailable
 
-from .homes import FLA, call, entry
+from .homes import FLA, call, entry, takes
 from .tensors import Tensors, equal_lengths
 
 # Slots beyond those in use, so that a pool is larger than the batch, as an engine's is.
@@ -31,7 +40,8 @@ def run_recurrence(request: Recurrence) -> None:
     if isinstance(request, ChunkRecurrence) and request.chunk_size:
         arguments["chunk_size"] = request.chunk_size
     tensors.check_names()
-    call(request.home, _function(request, arguments), arguments)
+    function = _function(request, arguments)
+    call(request.home, function, _renamed(request, function, arguments))
 
 
 def run_gating_update(request: FusedSigmoidGatingUpdate) -> None:
@@ -54,13 +64,85 @@ def run_gating_update(request: FusedSigmoidGatingUpdate) -> None:
     call(request.home, entry(request.home, op_of(request)), arguments)
 
 
+def run_packed_decode(request: PackedDecode) -> None:
+    """Decode from the convolution's output as it is, q, k and v side by side in each row."""
+    function = entry(request.home, op_of(request))
+    names = signature(function).parameters
+    tensors = Tensors(request.unaligned)
+    keyed = isinstance(request, KdaPackedDecode)
+    heads, batch = request.value_heads or request.heads, request.tokens
+    row = 2 * request.heads * request.key_dim + heads * request.value_dim
+    width = heads * (request.key_dim if keyed else 1)
+    state = (batch + SPARE_SLOTS, heads, request.value_dim, request.key_dim)
+    indices = "state_indices" if "state_indices" in names else "ssm_state_indices"
+    # vLLM's KDA keeps the heads apart, the others have one row a token.
+    raw = "raw_g" in names
+    gate = (1, batch, heads, request.key_dim) if raw else (batch, width)
+    arguments = {
+        "mixed_qkv": tensors.pool("mixed_qkv", (batch, row), request.dtype, request.row_stride),
+        "raw_g" if raw else "a": tensors.empty("g", gate, request.dtype),
+        "raw_beta" if raw else "b": tensors.empty(
+            "beta", (1, batch, heads) if raw else (batch, heads), request.dtype
+        ),
+        "A_log": tensors.empty("A_log", (heads,), "float32"),
+        "dt_bias": tensors.empty("dt_bias", (width,), "float32"),
+        "scale": request.key_dim**-0.5,
+        "initial_state": tensors.pool("initial_state", state, request.state_dtype, request.state_stride),
+        "out": tensors.empty("out", (batch, 1, heads, request.value_dim), request.dtype),
+        indices: tensors.integers("state_indices", list(range(batch)), "int32"),
+    }
+    if "lower_bound" in names:
+        bound = request.lower_bound if isinstance(request, KdaPackedDecode) else 0
+        arguments["lower_bound"] = float(bound) if bound else None
+    if "use_qk_l2norm_in_kernel" in names:
+        arguments["use_qk_l2norm_in_kernel"] = True
+    if raw:
+        # It makes its own output, in the shape of vLLM's attention layers.
+        del arguments["out"]
+    tensors.check_names()
+    call(request.home, function, arguments)
+
+
 def _function(request: Recurrence, arguments: dict[str, Any]) -> Any:
     op = op_of(request)
     if request.home == FLA and isinstance(request, FusedRecurrentKda) and request.state_indices:
         # Below the public function, whose default is not to write states where they came from.
         arguments["inplace_final_state"] = True
         return entry(request.home, f"{op}.pool")
+    if isinstance(request, ChunkKda) and request.gate_in_kernel:
+        # vLLM has a function of its own for it.
+        return entry(request.home, "chunk_kda_with_fused_gate", op)
     return entry(request.home, op)
+
+
+def _renamed(request: Recurrence, function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments under the names that engines' copies give to raw gates and betas.
+
+    Such a function has no switch for what it always does, and then there is nothing to switch off either.
+    """
+    names = signature(function).parameters
+    found = dict(arguments)
+    always = {
+        "raw_g": ("use_gate_in_kernel", request.gate_in_kernel),
+        "raw_beta": ("use_beta_sigmoid_in_kernel", request.beta_sigmoid),
+        # The step of newer vLLM normalises q and k whatever it is asked.
+        "fuse_gate": ("use_qk_l2norm_in_kernel", request.qk_l2norm),
+    }
+    for name, (switch, on) in always.items():
+        if name in names and switch not in names:
+            if not on:
+                what = f"{getattr(function, '__name__', function)} of home {request.home!r}"
+                raise Unavailable(f"{what} always does what {switch} asks for; plan it with that flag on")
+            del found[switch]
+    if "A_log" in names and not takes(function, "use_gate_in_kernel"):
+        # SGLang's copy takes the gate as raw when it gets what activates it.
+        found.pop("use_gate_in_kernel", None)
+    if "beta_is_raw" in names:
+        found["beta_is_raw"] = bool(found.pop("use_beta_sigmoid_in_kernel", False))
+    for old, new in (("g", "raw_g"), ("beta", "raw_beta"), ("dt_bias", "g_bias")):
+        if new in names and old in found:
+            found[new] = found.pop(old)
+    return {name: None for name in ("dt_bias", "g_bias", "lower_bound") if name in names} | found
 
 
 def _inputs(request: Recurrence, tensors: Tensors) -> dict[str, Any]:

@@ -24,12 +24,14 @@ from prefetchd.gdn_requests import (
     FusedSigmoidGatingUpdate,
     GdnGate,
     GdnGatedNorm,
+    GdnPackedDecode,
 )
 from prefetchd.kda_requests import (
     ChunkKda,
     FusedRecurrentKda,
     KdaGate,
     KdaGatedNorm,
+    KdaPackedDecode,
     KdaShortConvolution,
     KdaStateCommit,
 )
@@ -168,6 +170,7 @@ def unavailable(keys: Keys) -> dict[str, str]:
         "commit": KdaStateCommit(**SIZES, tokens=1, layers=2, slots=4, drafts=3),
         "sigmoid gating": FusedSigmoidGatingUpdate(**BASE, tokens=1),
         "ignored argument": chunk(state_indices="ssm_state_indices"),
+        "gate outside": chunk(home="fake_engine.newer"),
         "unknown tensor": chunk(unaligned=("queries",)),
     }
     reasons = {}
@@ -194,6 +197,13 @@ def engine(keys: Keys) -> dict[str, Any]:
         "conv": KdaShortConvolution(**around, channels=64, conv=4, initial_state=True),
         "step": KdaShortConvolution(**around, channels=64, conv=4, decode=True),
         "norm": KdaGatedNorm(**around, heads=4, dim=128, activation="sigmoid"),
+        "raw chunk": chunk(20, home="fake_engine.newer", gate_in_kernel=True, beta_sigmoid=True),
+        "raw step": step(2, home="fake_engine.newer", gate_in_kernel=True, beta_sigmoid=True, **POOL),
+        "packed": KdaPackedDecode(**SIZES, home="fake_engine.newer", tokens=2, row_stride=1 << 14),
+        "packed gdn": GdnPackedDecode(**SIZES, home="fake_engine.newer", tokens=2),
+        "commit": KdaStateCommit(
+            **SIZES, home="fake_engine.newer", tokens=2, layers=3, slots=5, drafts=4, state_dtype="bfloat16"
+        ),
         "mamba norm": GdnGatedNorm(**(around | {"home": "fake_engine.norm"}), heads=4, dim=128),
     }
     given = {}

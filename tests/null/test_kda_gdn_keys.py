@@ -66,6 +66,28 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, conv
 def rms_norm_gated(x, g, weight, bias, activation="swish", eps=1e-6):
     CALLS.append(show(locals()))
 """
+FAKE_NEWER = """
+from . import CALLS, show
+
+def chunk_kda(q, k, v, raw_g, raw_beta, A_log, g_bias, scale=None, initial_state=None,
+        output_final_state=False, lower_bound=None, use_qk_l2norm_in_kernel=False, cu_seqlens=None, **kwargs):
+    CALLS.append(show(locals()))
+
+def fused_recurrent_kda(q, k, v, raw_g, raw_beta, A_log, dt_bias, lower_bound, initial_state, cu_seqlens,
+        ssm_state_indices, num_accepted_tokens=None, out=None, fuse_gate=None):
+    CALLS.append(show(locals()))
+
+def fused_recurrent_kda_packed_decode(mixed_qkv, raw_g, raw_beta, A_log, dt_bias, lower_bound, initial_state,
+        state_indices, scale=None, out=None):
+    CALLS.append(show(locals()))
+
+def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bias, scale, initial_state,
+        out, ssm_state_indices, use_qk_l2norm_in_kernel=False):
+    CALLS.append(show(locals()))
+
+def kda_state_commit(dst, src, dst_indices_raw, step_indices_raw):
+    CALLS.append(show(locals()))
+"""
 FAKE_NORM = """
 from . import CALLS, show
 
@@ -136,7 +158,17 @@ def test_random_batches_need_nothing_beyond_the_universe(tmp_path: Path, target:
     assert all(result["met"] > 50 for result in found.values())
 
 
+def write_engine(folder: Path) -> None:
+    package = folder / "fake_engine"
+    package.mkdir()
+    modules = {"__init__": FAKE_ENGINE, "kda": FAKE_KDA, "newer": FAKE_NEWER, "norm": FAKE_NORM}
+    for name, text in modules.items():
+        (package / f"{name}.py").write_text(text)
+
+
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    write_engine(tmp_path)
+
     found = run("unavailable", tmp_path)
 
     for name, words in {
@@ -145,16 +177,14 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
         "commit": "Unavailable: home 'fla' has no kda_state_commit",
         "sigmoid gating": "Unavailable: home 'fla' has no fused_sigmoid_gating_delta_rule_update",
         "ignored argument": "Unavailable: chunk_kda of home 'fla' takes no ssm_state_indices",
+        "gate outside": "Unavailable: chunk_kda of home 'fake_engine.newer' always does what use_gate",
         "unknown tensor": "ValueError: unaligned: the call has no tensor 'queries'; it has ",
     }.items():
         assert found[name].startswith(words), found[name]
 
 
 def test_an_engines_own_module_is_called_as_the_engine_does(tmp_path: Path) -> None:
-    package = tmp_path / "fake_engine"
-    package.mkdir()
-    for name, text in (("__init__", FAKE_ENGINE), ("kda", FAKE_KDA), ("norm", FAKE_NORM)):
-        (package / f"{name}.py").write_text(text)
+    write_engine(tmp_path)
 
     found = run("engine", tmp_path)
 
@@ -174,5 +204,16 @@ def test_an_engines_own_module_is_called_as_the_engine_does(tmp_path: Path) -> N
     assert found["conv"]["conv_states"] == [[2, 64, 3], [192, 1, 64], "bfloat16", 0]
     assert found["conv"]["has_initial_state"] == [[1], [1], "bool", 0]
     assert found["step"]["conv_state_indices"] == [[20], [1], "int32", 0]
+    assert found["raw chunk"]["raw_g"] == [[1, 20, 32, 128], [20 * 4096, 4096, 128, 1], "float32", 0]
+    assert found["raw chunk"]["g_bias"] == [[4096], [1], "float32", 0]
+    assert "use_gate_in_kernel" not in found["raw chunk"].get("kwargs", {})
+    assert found["raw step"]["raw_beta"] == [[1, 2, 32], [64, 32, 1], "float32", 0]
+    assert found["raw step"]["ssm_state_indices"] == [[2], [1], "int32", 0]
+    assert found["packed"]["mixed_qkv"] == [[2, 3 * 4096], [1 << 14, 1], "bfloat16", 0]
+    assert found["packed"]["raw_g"] == [[1, 2, 32, 128], [2 * 4096, 4096, 128, 1], "bfloat16", 0]
+    assert found["packed gdn"]["a"] == [[2, 32], [32, 1], "bfloat16", 0]
+    assert found["packed gdn"]["out"] == [[2, 1, 32, 128], [4096, 4096, 128, 1], "bfloat16", 0]
+    assert found["commit"]["src"][0] == [3, 2, 4, 32, 128, 128]
+    assert found["commit"]["dst"][0] == [3, 5, 32, 128, 128]
     assert found["norm"]["activation"] == "sigmoid"
     assert found["mamba norm"]["z"] == [[80, 128], [128, 1], "bfloat16", 0]

@@ -57,7 +57,7 @@ def test_several_sets_are_all_planned_and_equal_ones_once() -> None:
 
 
 def test_unknown_set_names_the_site_and_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"'kda.chunk': there is no flag set 'vlm'.*vllm, sglang, fla-layer"):
+    with pytest.raises(ValueError, match=r"'kda.chunk': there is no flag set 'vlm'.*vllm, vllm-fused-gate"):
         flag_alternatives(site(set="vlm"))
 
 

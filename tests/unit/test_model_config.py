@@ -274,3 +274,82 @@ def test_unreadable_configuration_file(tmp_path: Path, content: str | None, word
 
     with pytest.raises(ProfileError, match=f"{path}.*{words}"):
         profile_from_config(path)
+
+
+def kernels(profile: Profile) -> dict[str, dict[str, int]]:
+    return {site.op: site.sizes for site in profile.kernels}
+
+
+@pytest.mark.parametrize(("tp", "heads"), [(1, 32), (4, 8), (8, 4)])
+def test_kda_heads_are_divided_and_their_width_is_not(tp: int, heads: int) -> None:
+    found = profile_from_config(MODELS / "kimi-linear-48b-a3b.json", tp=tp)
+
+    assert kernels(found) == {
+        "chunk_kda": {"heads": heads, "key_dim": 128, "value_dim": 128},
+        "fused_recurrent_kda": {"heads": heads, "key_dim": 128, "value_dim": 128},
+        "fused_kda_gate": {"heads": heads, "key_dim": 128},
+        "kda_short_conv": {"key_channels": heads * 128, "value_channels": heads * 128, "conv": 4},
+        "kda_gated_norm": {"heads": heads, "dim": 128},
+    }
+    assert {(site.home, site.flags["set"]) for site in found.kernels} == {("fla", "vllm")}
+
+
+def test_gated_delta_net_has_fewer_key_heads_than_value_heads() -> None:
+    found = kernels(profile_from_config(MODELS / "qwen3-next-80b-a3b.json", tp=2))
+
+    assert found["chunk_gated_delta_rule"] == {
+        "heads": 8,
+        "value_heads": 16,
+        "key_dim": 128,
+        "value_dim": 128,
+    }
+    assert found["gdn_short_conv"] == {"key_channels": 1024, "value_channels": 2048, "conv": 4}
+    assert found["fused_gdn_gate"] == {"heads": 16}
+
+
+@pytest.mark.parametrize(
+    ("model", "tp", "sizes"),
+    [
+        ("nemotron-h-8b", 8, {"heads": 16, "groups": 1, "chunk": 128}),
+        ("mamba2-codestral-7b", 1, {"heads": 128, "groups": 8, "chunk": 256}),
+    ],
+)
+def test_mamba2_layers_are_listed_without_products(model: str, tp: int, sizes: dict[str, int]) -> None:
+    found = profile_from_config(MODELS / f"{model}.json", tp=tp)
+
+    expected = {"head_dim": 64, "state": 128, "conv": 4, **sizes}
+    assert kernels(found) == dict.fromkeys(
+        ["mamba2_prefill", "mamba2_decode", "causal_conv1d", "gated_norm"], expected
+    )
+    assert {site.home for site in found.kernels} == {"mamba_ssm"}
+    assert found.gemms == ()
+    assert "cuBLAS" in found.notes[0]
+
+
+def test_quantization_unknown_to_deepgemm_is_no_obstacle_without_products() -> None:
+    found = profile_from_config(config("nemotron-h-8b", quantization_config={"quant_method": "modelopt"}))
+
+    assert found.quantization == "bf16"
+
+
+def test_a_single_group_is_copied_to_every_rank() -> None:
+    found = profile_from_config(config("mamba2-codestral-7b", n_groups=1), tp=4)
+
+    assert kernels(found)["mamba2_prefill"]["groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "tp", "words"),
+    [
+        ("qwen3-next-80b-a3b", {"linear_num_key_heads": 12}, 8, "linear_num_key_heads = 12"),
+        ("mamba2-codestral-7b", {}, 16, "n_groups = 8 is neither 1 nor divisible by tp = 16"),
+        ("mamba2-codestral-7b", {"num_heads": 100}, 8, "num_heads = 100 is not divisible by tp = 8"),
+        ("nemotron-h-8b", {"mamba_head_dim": None}, 1, "'mamba_head_dim' is missing"),
+        ("nemotron-h-8b", {"conv_kernel": 0}, 1, "conv_kernel = 0"),
+    ],
+)
+def test_layer_that_cannot_be_divided_or_read_names_the_key(
+    model: str, changes: dict[str, Any], tp: int, words: str
+) -> None:
+    with pytest.raises(ProfileError, match=words):
+        profile_from_config(config(model, **changes), tp=tp)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prefetchd.profiles import (
     GemmSite,
+    KernelSite,
     Profile,
     ProfileError,
     profile_from_config,
@@ -25,6 +26,11 @@ MODELS = Path(__file__).parents[2] / "examples/models"
 def site(**changes: Any) -> GemmSite:
     values: dict[str, Any] = {"name": "s", "op": "fp8_gemm_nt", "n": 512, "k": 512, "m": "tokens"}
     return GemmSite(**values | changes)
+
+
+def kernel(**changes: Any) -> KernelSite:
+    values: dict[str, Any] = {"name": "kda.chunk", "op": "chunk_kda", "sizes": {"heads": 4}}
+    return KernelSite(**values | changes)
 
 
 def profile(*gemms: GemmSite, **changes: Any) -> Profile:
@@ -67,6 +73,25 @@ def test_impossible_profile_is_refused(gemms: list[GemmSite], changes: dict[str,
         profile(*gemms, **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"name": ""}, "name is empty"),
+        ({"op": ""}, "op is empty"),
+        ({"home": ""}, "home is empty"),
+        ({"sizes": {"heads": 4, "key_dim": 0}}, "'kda.chunk': key_dim = 0"),
+    ],
+)
+def test_impossible_kernel_site_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ProfileError, match=words):
+        kernel(**changes)
+
+
+def test_a_kernel_may_not_have_the_name_of_a_product() -> None:
+    with pytest.raises(ProfileError, match="'s': the name occurs twice"):
+        profile(site(), kernels=(kernel(name="s"),))
+
+
 @pytest.mark.parametrize("path", sorted(MODELS.glob("*.json")), ids=lambda path: path.stem)
 def test_written_model_reads_back_equal(tmp_path: Path, path: Path) -> None:
     made = profile_from_config(path, ep=2 if "experts" in path.read_text() else 1)
@@ -87,6 +112,31 @@ sites = st.builds(
     m=st.sampled_from(["tokens", "routed", "expected", "context", "1..9, 64..128/16"]),
     options=st.dictionaries(texts, st.one_of(st.booleans(), st.integers(-(2**40), 2**40), texts), max_size=3),
 )
+
+
+flags = st.one_of(st.booleans(), st.integers(-(2**40), 2**40), texts)
+kernels = st.builds(
+    KernelSite,
+    name=texts,
+    op=texts,
+    home=texts,
+    sizes=st.dictionaries(texts, st.integers(1, 2**40), max_size=3),
+    flags=st.dictionaries(texts, st.one_of(flags, st.lists(flags, max_size=3).map(tuple)), max_size=3),
+)
+
+
+@given(
+    found=st.lists(kernels, max_size=4, unique_by=lambda site: site.name),
+)
+def test_any_written_kernel_sites_read_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, found: list[KernelSite]
+) -> None:
+    made = profile(kernels=tuple(found))
+    path = tmp_path_factory.getbasetemp() / "kernels.profile.toml"
+
+    write_profile(made, path)
+
+    assert read_profile(path) == made
 
 
 @given(
@@ -146,6 +196,56 @@ def test_edited_profile_with_a_mistake_names_it(
         read_profile(path)
 
     assert all(word in str(caught.value) for word in [str(path), *words])
+
+
+def test_kernel_sites_written_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "mine.profile.toml"
+    path.write_text(
+        'model = "mine"\narchitecture = "Mine"\ntp = 1\nep = 1\ndp = 1\nquantization = "bf16"\n'
+        'context_tokens = 1024\n[[kernels]]\nname = "a"\nop = "chunk_kda"\n[kernels.sizes]\nheads = 4\n'
+        '[kernels.flags]\nset = ["vllm", "fla-layer"]\nindex_dtype = "int64"\n'
+        '[[kernels]]\nname = "b"\nop = "chunk_kda"\nhome = "my.engine.kda"\nsizes = { heads = 8 }\n'
+    )
+
+    found = read_profile(path)
+
+    assert found.gemms == ()
+    assert found.kernels == (
+        kernel(name="a", flags={"set": ("vllm", "fla-layer"), "index_dtype": "int64"}),
+        kernel(name="b", home="my.engine.kda", sizes={"heads": 8}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('home = "fla"', 'hom = "fla"'), ["kernels number 1 (kda.chunk)", "did you mean 'home'"]),
+        (('"heads" = 4', '"heads" = "4"'), ["kernels number 1 (kda.chunk)", "sizes ="]),
+        (('"heads" = 4', '"heads" = 0'), ["kda.chunk", "heads = 0"]),
+        (('"set" = "vllm"', '"set" = 1.5'), ["kernels number 1 (kda.chunk)", "flags ="]),
+        (('op = "chunk_kda"\n', ""), ["kernels number 1", "'op' is missing"]),
+    ],
+)
+def test_edited_kernel_site_with_a_mistake_names_it(
+    tmp_path: Path, change: tuple[str, str], words: list[str]
+) -> None:
+    path = tmp_path / "x.profile.toml"
+    write_profile(profile_from_config(MODELS / "kimi-linear-48b-a3b.json", tp=8), path)
+    assert change[0] in path.read_text()
+    path.write_text(path.read_text().replace(*change))
+
+    with pytest.raises(ProfileError) as caught:
+        read_profile(path)
+
+    assert all(word in str(caught.value) for word in [str(path), *words])
+
+
+def test_kernels_must_be_a_list_of_tables(tmp_path: Path) -> None:
+    path = tmp_path / "x.profile.toml"
+    path.write_text("kernels = 3\n")
+
+    with pytest.raises(ProfileError, match=r"begin each site with a line \[\[kernels\]\]"):
+        read_profile(path)
 
 
 def test_gemms_must_be_a_list_of_tables(tmp_path: Path) -> None:

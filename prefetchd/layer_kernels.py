@@ -16,6 +16,10 @@ from prefetchd.model_sizes import ProfileError, Sizes
 DEFAULT_SET = "vllm"
 FLA = "fla"
 MAMBA = "mamba_ssm"
+MAMBA_NOTE = (
+    "the convolution is left out: beside mamba_ssm it is a compiled extension. For an engine with one in "
+    'Triton set the home of these sites (such as "vllm") and add a site of op = "causal_conv1d", same sizes'
+)
 
 
 class Kernel(NamedTuple):
@@ -70,7 +74,10 @@ def mamba2_kernels(s: Sizes) -> Iterator[Kernel]:
 
 
 def _mamba2(s: Sizes, *, heads: str, head_dim: str, state: str) -> Iterator[Kernel]:
-    """Every site has all sizes: strides follow from all of them together."""
+    """Every site has all sizes: strides follow from all of them together.
+
+    The convolution beside mamba_ssm is a compiled extension, so its site is only added for other homes.
+    """
     sizes = {
         "heads": s.share(heads),
         "head_dim": s.size(head_dim),
@@ -82,7 +89,6 @@ def _mamba2(s: Sizes, *, heads: str, head_dim: str, state: str) -> Iterator[Kern
     for name, op in (
         ("mamba.prefill", "mamba2_prefill"),
         ("mamba.decode", "mamba2_decode"),
-        ("mamba.conv", "causal_conv1d"),
         ("mamba.norm", "gated_norm"),
     ):
         yield Kernel(name, op, sizes, MAMBA, "")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from prefetchd.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes, no_products
-from prefetchd.layer_kernels import Kernel
+from prefetchd.layer_kernels import MAMBA, MAMBA_NOTE, Kernel
 from prefetchd.sites import Flag, GemmSite, KernelSite, Profile
 
 # vLLM bounds the context it expands at once by a workspace of 64 Ki tokens; longer contexts go in pieces.
@@ -66,9 +66,10 @@ def profile_from_config(
     # Overridden quantization means the weights were made anew, so the configuration's exceptions are gone.
     kept = _unconverted(config) if precision == "fp8" and quantization is None else frozenset[str]()
     sites, notes = _sites(family.gemms(sizes), precision, kept)
-    if without_products:
-        notes.append("matrix products are left out: engines run this architecture's by cuBLAS, not DeepGEMM")
     kernels = tuple(_kernel_site(kernel) for kernel in family.kernels(sizes))
+    if without_products:
+        notes += [MAMBA_NOTE] if any(site.home == MAMBA for site in kernels) else []
+        notes.append("matrix products are left out: engines run this architecture's by cuBLAS, not DeepGEMM")
     if not sites and not kernels:
         raise ProfileError(
             f"{model}: no site is left for DeepGEMM at tp = {tp}, ep = {ep}: {'; '.join(notes)}"

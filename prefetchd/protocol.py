@@ -1,7 +1,7 @@
 """The messages: what a scheduler tells us about a batch (`Batch`), and what is asked for (`Request`).
 
 Every message is a msgspec struct, MessagePack on the wire. This is the one module to import from: requests
-and their types, the codec and the sweeps have modules of their own behind it. An unknown op is kept,
+and their types, the codec, the sweeps and the messages of the socket have modules of their own behind it. An unknown op is kept,
 counted and reported, never dropped in silence.
 """
 
@@ -19,20 +19,77 @@ from prefetchd.codec import (
     request_from_fields,
     request_to_fields,
 )
+from prefetchd.messages import (
+    MAX_MESSAGE_BYTES,
+    PROTOCOL_VERSION,
+    Answer,
+    Event,
+    Failed,
+    Goodbye,
+    Heartbeat,
+    HeartbeatAnswer,
+    Hello,
+    HelloWanted,
+    KeyName,
+    MalformedMessage,
+    Message,
+    Mismatch,
+    Plan,
+    Priority,
+    Published,
+    Query,
+    Refused,
+    Settled,
+    State,
+    Stats,
+    StatsQuery,
+    Universe,
+    UnknownMessage,
+    Welcome,
+    decode,
+    encode,
+)
 from prefetchd.request import Request, UnknownRequest
 from prefetchd.sweeps import Sweep, decode_sweeps, encode_sweeps, expand, spans, sweeps
 
 __all__ = [
+    "MAX_MESSAGE_BYTES",
     "PROTOCOL_VERSION",
     "REQUEST_TYPES",
+    "Answer",
     "AnyRequest",
     "Batch",
+    "Event",
+    "Failed",
+    "Goodbye",
+    "Heartbeat",
+    "HeartbeatAnswer",
+    "Hello",
+    "HelloWanted",
+    "KeyName",
+    "MalformedMessage",
     "MalformedRequest",
+    "Message",
+    "Mismatch",
+    "Plan",
+    "Priority",
+    "Published",
+    "Query",
+    "Refused",
     "Request",
+    "Settled",
+    "State",
+    "Stats",
+    "StatsQuery",
     "Sweep",
+    "Universe",
+    "UnknownMessage",
     "UnknownRequest",
+    "Welcome",
+    "decode",
     "decode_request",
     "decode_sweeps",
+    "encode",
     "encode_request",
     "encode_sweeps",
     "expand",
@@ -42,8 +99,6 @@ __all__ = [
     "spans",
     "sweeps",
 ]
-
-PROTOCOL_VERSION = 1
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,13 +14,14 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import click
 import msgspec
 from rich.console import Console
 
 from prefetchd import __version__
+from prefetchd.collect import Collected, collect
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.config import ConfigError, Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
@@ -34,6 +35,7 @@ from prefetchd.store import StoreUnwritable
 from prefetchd.targets import Target, TargetError, load_target, preset_names, probe_target
 from prefetchd.tracer import HelperFailed
 from prefetchd.warm import WarmPlan, uncovered_lines, warm
+from prefetchd.winners import WinnersUnreadable, append_winners, read_winners
 
 # What a person reads at the end; the whole list is in --json.
 SHOWN_PROBLEMS = 10
@@ -48,9 +50,11 @@ EXPECTED = (
     StoreUnwritable,
     TargetError,
     UnknownProvider,
+    WinnersUnreadable,
 )
 
 Parameters = ParamSpec("Parameters")
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _plain_errors(command: Callable[Parameters, int]) -> Callable[Parameters, None]:
@@ -71,6 +75,52 @@ def _plain_errors(command: Callable[Parameters, int]) -> Callable[Parameters, No
     return wrapped
 
 
+# Which model on which device, for every command that traces all it can launch.
+MODEL_OPTIONS = (
+    click.option(
+        "--target",
+        help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. "
+        "Default: this machine's GPU.",
+    ),
+    click.option(
+        "--model",
+        type=click.Path(path_type=Path, exists=True),
+        help="A model's config.json, or the directory that holds it.",
+    ),
+    click.option(
+        "--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model."
+    ),
+    click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size."),
+    click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert parallel size."),
+    click.option("--dp", type=click.IntRange(1), default=1, show_default=True, help="Data parallel size."),
+    click.option(
+        "--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs."
+    ),
+    click.option(
+        "--context-tokens",
+        type=click.IntRange(1),
+        help="Tokens of cached context one MLA prefill step may expand.",
+    ),
+    click.option(
+        "--max-tokens",
+        type=click.IntRange(1),
+        help="Largest batch of the scheduler, in tokens. Default: 8192.",
+    ),
+    click.option(
+        "--provider",
+        "providers",
+        multiple=True,
+        help="Kernel family; may be repeated. Default: all installed.",
+    ),
+)
+
+
+def _model_options(command: Command) -> Command:
+    for option in reversed(MODEL_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="prefetchd")
 def main() -> None:
@@ -78,41 +128,23 @@ def main() -> None:
 
 
 @main.command("warm")
-@click.option(
-    "--target",
-    help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.",
-)
-@click.option(
-    "--model",
-    type=click.Path(path_type=Path, exists=True),
-    help="A model's config.json, or the directory that holds it.",
-)
-@click.option(
-    "--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model."
-)
-@click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size.")
-@click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert parallel size.")
-@click.option("--dp", type=click.IntRange(1), default=1, show_default=True, help="Data parallel size.")
-@click.option(
-    "--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs."
-)
-@click.option(
-    "--context-tokens",
-    type=click.IntRange(1),
-    help="Tokens of cached context one MLA prefill step may expand.",
-)
-@click.option(
-    "--max-tokens", type=click.IntRange(1), help="Largest batch of the scheduler, in tokens. Default: 8192."
-)
-@click.option(
-    "--provider", "providers", multiple=True, help="Kernel family; may be repeated. Default: all installed."
-)
+@_model_options
 @click.option(
     "--jobs",
     type=click.IntRange(0),
     help="Compile processes at a time. Default: what cgroup and affinity allow.",
 )
 @click.option("--dry-run", is_flag=True, help="Trace and count the variants, compile nothing.")
+@click.option(
+    "--winners",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measured autotune winners (`winners collect`): compile only these, where known, and seed them.",
+)
+@click.option(
+    "--fla-config-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --winners: fill the FLA_CONFIG_DIR of an engine that runs with FLA_CACHE_MODE=strict.",
+)
 @click.option(
     "--write-profile", type=click.Path(path_type=Path), help="Write the model's profile there and stop."
 )
@@ -131,6 +163,8 @@ def warm_command(
     providers: tuple[str, ...],
     jobs: int | None,
     dry_run: bool,
+    winners: Path | None,
+    fla_config_dir: Path | None,
     write_profile: Path | None,
     as_json: bool,
 ) -> int:
@@ -143,15 +177,85 @@ def warm_command(
         _write_profile(sites, write_profile)
         return 0
     name, device = _target(target or settings.target)
+    if fla_config_dir is not None and winners is None:
+        raise click.UsageError("--fla-config-dir is filled from measured winners: give --winners FILE too")
+    known, skipped = read_winners(winners) if winners else (None, [])
     plan = WarmPlan(
-        target_name=name, target=device, profile=sites, max_tokens=settings.max_tokens, dry_run=dry_run
+        target_name=name,
+        target=device,
+        profile=sites,
+        max_tokens=settings.max_tokens,
+        dry_run=dry_run,
+        winners=None if known is None else tuple(known),
+        fla_config_dir=fla_config_dir.absolute() if fla_config_dir else None,
     )
     coverage = asyncio.run(_warm(plan, load_providers(providers), settings, _progress(as_json)))
+    coverage.notes[:0] = skipped
     if as_json:
         click.echo(msgspec.json.encode(coverage))
     else:
         _show(coverage)
     return 0 if coverage.complete else 1
+
+
+@main.group("winners")
+def winners_group() -> None:
+    """Autotune winners: what an engine measured, to be used where it has not measured yet."""
+
+
+@winners_group.command("collect")
+@_model_options
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="The cache an engine has filled. Default: where Triton looks (TRITON_CACHE_DIR).",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("winners.jsonl"),
+    show_default=True,
+    help="File to add the winners to.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@_plain_errors
+def collect_command(
+    target: str | None,
+    model: Path | None,
+    profile: Path | None,
+    tp: int,
+    ep: int,
+    dp: int,
+    quantization: str | None,
+    context_tokens: int | None,
+    max_tokens: int | None,
+    providers: tuple[str, ...],
+    cache: Path | None,
+    out: Path,
+    as_json: bool,
+) -> int:
+    """Export the winners that an engine measured on the target: trace the model, read its tuners' results.
+
+    The engine's files do not say on which GPU they were measured: the target does, so name the engine's own.
+    """
+    settings = _overridden(load_settings(), max_tokens=max_tokens)
+    sites = _profile(
+        model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
+    )
+    name, device = _target(target or settings.target)
+    plan = WarmPlan(
+        target_name=name, target=device, profile=sites, max_tokens=settings.max_tokens, dry_run=True
+    )
+    environment = compile_settings(settings, os.environ)
+    if cache is not None:
+        environment["TRITON_CACHE_DIR"] = str(cache.absolute())
+    found = asyncio.run(collect(plan, load_providers(providers), settings, environment, _progress(as_json)))
+    added = append_winners(out, found.winners)
+    if as_json:
+        click.echo(msgspec.json.encode({"out": str(out), "added": added, **msgspec.to_builtins(found)}))
+    else:
+        _show_collected(found, out, added)
+    return 0 if not found.problems and not found.damaged else 1
 
 
 @main.command("null", context_settings={"ignore_unknown_options": True})
@@ -247,6 +351,13 @@ def _show(coverage: Coverage) -> None:
             f"{provider.hits} in the cache, {done} {count}, failed {provider.failed}; "
             f"{provider.uncovered} requests not covered"
         )
+        if figures := provider.winners:
+            click.echo(
+                f"{name}: tuners: {figures.known} answered by measured winners, {figures.seeded} seeded now; "
+                f"{figures.missing} will be measured by the engine"
+            )
+    for note in coverage.notes:
+        click.echo(f"note: {note}")
     for path in coverage.quarantined:
         click.echo(f"quarantined a corrupt entry: {path}")
     lines = list(uncovered_lines(coverage))
@@ -254,3 +365,19 @@ def _show(coverage: Coverage) -> None:
         click.echo(line)
     if len(lines) > SHOWN_PROBLEMS:
         click.echo(f"... and {len(lines) - SHOWN_PROBLEMS} more; --json lists all")
+
+
+def _show_collected(found: Collected, out: Path, added: int) -> None:
+    click.echo(
+        f"{found.cache}: {len(found.winners)} winners measured on {found.gpu} ({found.sm_count} SMs), "
+        f"{added} new in {out}; {found.unmeasured} of {found.tunings} tunings not measured yet"
+    )
+    if found.unasked:
+        click.echo(
+            f"{found.unasked} result files belong to nothing that this model launches with these limits, "
+            "flags and environment variables; they are left out"
+        )
+    for note in found.notes:
+        click.echo(f"note: {note}")
+    for problem in found.problems[:SHOWN_PROBLEMS]:
+        click.echo(f"{problem.what}: {problem.kind}: {problem.text}")

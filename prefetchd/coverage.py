@@ -32,6 +32,27 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
 
 
+class WinnerFigures(msgspec.Struct, kw_only=True):
+    """Tunings, each counted once: `known` and `missing` are all of them, the rest says what they are.
+
+    The engine measures those that are missing. A known one is `present` if the engine's files answered it
+    before, and `seeded` if this run has written the answer.
+    """
+
+    known: int = 0
+    seeded: int = 0
+    missing: int = 0
+    present: int = 0
+    # A winner was at hand for it, but its configuration is no candidate any more,
+    dropped: int = 0
+    # or it was measured on another GPU model,
+    refused: int = 0
+    # or for another Triton or kernel source,
+    outdated: int = 0
+    # or (with or without a winner) the engine looks for no result.
+    unread: int = 0
+
+
 class ProviderCoverage(msgspec.Struct, kw_only=True):
     """One provider's figures. `uncovered` counts requests not shown to be served from the cache."""
 
@@ -41,6 +62,8 @@ class ProviderCoverage(msgspec.Struct, kw_only=True):
     compiled: int = 0
     failed: int = 0
     uncovered: int = 0
+    # Only of a provider whose kernels are tuned.
+    winners: WinnerFigures | msgspec.UnsetType = msgspec.UNSET
     requests_detail: list[RequestDetail] = []
     problems: list[Problem] = []
 
@@ -60,6 +83,8 @@ class Coverage(msgspec.Struct, kw_only=True):
     problems: list[Problem] = []
     # Entries found half-written or corrupt and moved aside, by the path they have now.
     quarantined: list[str] = []
+    # What a person should know that keeps nothing from being covered.
+    notes: list[str] = []
 
     @property
     def complete(self) -> bool:
@@ -81,6 +106,13 @@ class Ledger:
     def add_provider(self, name: str) -> None:
         """Makes a provider's entry, so that one without requests is reported too."""
         self.coverage.providers.setdefault(name, ProviderCoverage())
+
+    def winners(self, provider: str) -> WinnerFigures:
+        """The provider's tunings, to count in; from the first call on they are part of its figures."""
+        figures = self.coverage.providers[provider]
+        if figures.winners is msgspec.UNSET:
+            figures.winners = WinnerFigures()
+        return figures.winners
 
     def unknown(self, site: str, op: str, requests: int) -> None:
         """A site of the profile whose op nobody here knows."""

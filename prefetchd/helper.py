@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 
 from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import Compiler, CompilerUnavailable
+from prefetchd.compilers.base import Compiler, CompilerUnavailable, TunedCompiler
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
 from prefetchd.parent_death import end_with_parent
@@ -100,6 +100,8 @@ class Helper:
         """Raises `CompilerUnavailable`, also for one that is there but lacks a tool."""
         if name not in self._compilers:
             compiler = load_compiler(name, self._start.target, self._environment)
+            if isinstance(compiler, TunedCompiler):
+                compiler.use_winners(self._start.given)
             compiler.prepare(self._scratch)
             self._fingerprints[name] = dict(compiler.fingerprint())
             self._compilers[name] = compiler

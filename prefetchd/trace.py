@@ -13,6 +13,7 @@ import msgspec
 from prefetchd.compilers.base import Job
 from prefetchd.protocol import PROTOCOL_VERSION
 from prefetchd.targets import Target
+from prefetchd.winners import Given, Tuning
 
 # Larger than any report of a sweep over 100,000 shapes with all its kernel sources (about 1 MB); a frame
 # beyond it is not ours.
@@ -42,12 +43,16 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """The answer to `Hello`: what the helper is for. `parallel` bounds the traces it runs at a time."""
+    """The answer to `Hello`: what the helper is for. `parallel` bounds the traces it runs at a time.
+
+    `given` is what it may know of the choices of the engine's tuners.
+    """
 
     target: Target
     providers: tuple[str, ...]
     parallel: int = 1
     timeout_s: float = 300.0
+    given: Given = Given()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
@@ -76,6 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     id: int
     seconds: float
     jobs: tuple[Job, ...] = ()
+    tunings: tuple[Tuning, ...] = ()
     failures: tuple[Failure, ...] = ()
 
 

@@ -24,11 +24,12 @@ from typing import NoReturn
 
 import msgspec
 
-from prefetchd.compilers.base import Capture, Compiler, CompilerUnavailable, Job
+from prefetchd.compilers.base import Capture, Compiler, CompilerUnavailable, Job, TuningCapture
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import Request, Sweep
 from prefetchd.provider import Provider, Unavailable
 from prefetchd.trace import Failure, FailureKind, Mode, Report
+from prefetchd.winners import Tuning
 
 # A library that crashes on one shape crashes on a few; one that crashes on more is broken for this site.
 MAX_CRASHES = 16
@@ -43,6 +44,7 @@ class _Outcome(msgspec.Struct):
     seconds: float
     jobs: list[Job]
     failures: list[Failure]
+    tunings: list[Tuning]
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class TraceChild:
             id=self._trace.id,
             seconds=outcome.seconds,
             jobs=tuple(outcome.jobs),
+            tunings=tuple(outcome.tunings),
             failures=(*self._lost, *outcome.failures),
         )
 
@@ -144,6 +147,7 @@ class TraceChild:
     def _run(self) -> _Outcome:
         failures: list[Failure] = []
         jobs: list[Job] = []
+        tunings: list[Tuning] = []
         begun = time.perf_counter()
         try:
             with contextlib.ExitStack() as stack:
@@ -152,9 +156,11 @@ class TraceChild:
                 ]
                 self._run_requests(captures, failures)
                 jobs = [job for capture in captures for job in capture.jobs()]
+                tuned = [capture for capture in captures if isinstance(capture, TuningCapture)]
+                tunings = [tuning for capture in tuned for tuning in capture.tunings()]
         except CompilerUnavailable as error:
             failures = [self._unavailable(str(error))]
-        return _Outcome(seconds=time.perf_counter() - begun, jobs=jobs, failures=failures)
+        return _Outcome(seconds=time.perf_counter() - begun, jobs=jobs, failures=failures, tunings=tunings)
 
     def _run_requests(self, captures: Sequence[Capture], failures: list[Failure]) -> None:
         for index, request in self._remaining():

@@ -39,6 +39,7 @@ from prefetchd.trace import (
     encode,
     from_helper,
 )
+from prefetchd.winners import Given
 
 # Importing torch and a kernel library takes 3-6 s here, and ten times that from a cold network disk.
 START_TIMEOUT_S = 180.0
@@ -55,7 +56,10 @@ class HelperFailed(Exception):
 
 
 class Tracer:
-    """An async context: inside it a helper for `target` and `providers` is up, and `trace` may be called."""
+    """An async context: inside it a helper for `target` and `providers` is up, and `trace` may be called.
+
+    `given` is what is known of the choices of the engine's tuners; None for nothing.
+    """
 
     def __init__(
         self,
@@ -65,8 +69,15 @@ class Tracer:
         *,
         parallel: int = 1,
         timeout_s: float = 300.0,
+        given: Given | None = None,
     ) -> None:
-        self._start = Start(target=target, providers=providers, parallel=parallel, timeout_s=timeout_s)
+        self._start = Start(
+            target=target,
+            providers=providers,
+            parallel=parallel,
+            timeout_s=timeout_s,
+            given=given or Given(),
+        )
         self._environment = environment
         self._pending: dict[int, asyncio.Future[Report]] = {}
         self._labels: dict[int, Sweep] = {}

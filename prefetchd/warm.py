@@ -11,11 +11,13 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import msgspec
 
 from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import Compiler, EntryState, Job
+from prefetchd.compilers.base import Compiler, EntryState, Job, TunedCompiler
+from prefetchd.compilers.triton_results import Answers, given_for
 from prefetchd.config import Settings
 from prefetchd.cores import usable_cores
 from prefetchd.coverage import Coverage, Ledger, Problem
@@ -29,6 +31,8 @@ from prefetchd.store import KeyLocks, Staging
 from prefetchd.targets import Target
 from prefetchd.trace import Mode, Report
 from prefetchd.tracer import Tracer
+from prefetchd.tuned import TuningBooks
+from prefetchd.winners import Winner
 
 
 class WarmPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +43,13 @@ class WarmPlan(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     max_tokens: int
     dry_run: bool = False
+    # Measured winners to use instead of all candidates; None when there are none to use.
+    winners: tuple[Winner, ...] | None = None
+    # The configuration directory of an engine that runs fla with FLA_CACHE_MODE=strict, to be filled too.
+    fla_config_dir: Path | None = None
 
 
-class _Site(msgspec.Struct, frozen=True):
+class Site(msgspec.Struct, frozen=True):
     """One sweep and who asked for it."""
 
     provider: str
@@ -61,7 +69,7 @@ async def warm(
     """
     slots = settings.jobs or usable_cores()
     ledger = Ledger(plan.target_name, plan.max_tokens, dry_run=plan.dry_run)
-    sites = _sites(plan, providers, ledger)
+    sites = sites_of(plan, providers, ledger)
     # A family that this model does not use need not be installed.
     used = {site.provider for site in sites}
     providers = {name: provider for name, provider in providers.items() if name in used}
@@ -70,8 +78,19 @@ async def warm(
     for compiler in compilers.values():
         # A missing tool is found here, before any site is traced in vain.
         compiler.fingerprint()
+    given = given_for(environment, plan.winners, plan.fla_config_dir)
+    tuned = {
+        name: TuningBooks(Answers(given, plan.target, compiler.cache_root()), compiler.cache_root(), ledger)
+        for name, compiler in compilers.items()
+        if isinstance(compiler, TunedCompiler)
+    }
     tracer = Tracer(
-        plan.target, tuple(providers), environment, parallel=slots, timeout_s=settings.trace_timeout_s
+        plan.target,
+        tuple(providers),
+        environment,
+        parallel=slots,
+        timeout_s=settings.trace_timeout_s,
+        given=given,
     )
     # A dry run compiles nothing, so it needs nobody who could.
     executors = open_executors(
@@ -79,32 +98,46 @@ async def warm(
     )
     async with executors as executor_of, tracer:
         begun = time.perf_counter()
-        traced = await _trace_all(tracer, sites, "capture", progress)
+        traced = await trace_all(tracer, sites, "capture", progress)
         for site, report in zip(sites, traced, strict=True):
             ledger.traced(site.provider, site.sweep.label(), len(site.sweep), report)
+            for name in providers[site.provider].compilers:
+                if name in tuned:
+                    tuned[name].met(site.provider, report.tunings)
         ledger.coverage.trace_s = round(time.perf_counter() - begun, 3)
         missing = _look_up(ledger, compilers)
         progress.found(ledger.coverage, len(missing))
         if plan.dry_run:
+            _close(tuned)
             return ledger.coverage
         begun = time.perf_counter()
         await _compile_all(missing, compilers, executor_of, ledger, slots, progress)
         ledger.coverage.compile_wall_s = round(time.perf_counter() - begun, 3)
+        for books in tuned.values():
+            # Before the proof, which then chooses as the engine will, from the same files.
+            books.seed()
+        _close(tuned)
         begun = time.perf_counter()
-        proved = await _trace_all(tracer, sites, "forbid", progress)
+        proved = await trace_all(tracer, sites, "forbid", progress)
         for site, proof, report in zip(sites, proved, traced, strict=True):
             ledger.proved(site.provider, len(site.sweep), proof, report)
         ledger.coverage.prove_s = round(time.perf_counter() - begun, 3)
     return ledger.coverage
 
 
-def _sites(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) -> list[_Site]:
+def _close(tuned: Mapping[str, TuningBooks]) -> None:
+    for books in tuned.values():
+        books.close()
+
+
+def sites_of(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) -> list[Site]:
+    """Every sweep that the providers have for the profile. Raises `ProfileError`."""
     limits = Limits(max_tokens=plan.max_tokens, target=plan.target)
     sites = []
     for name, provider in providers.items():
         ledger.add_provider(name)
         try:
-            sites += [_Site(name, sweep) for sweep in provider.universe_sweeps(plan.profile, limits)]
+            sites += [Site(name, sweep) for sweep in provider.universe_sweeps(plan.profile, limits)]
         except ValueError as error:
             raise ProfileError(f"{plan.profile.model}: {error}") from error
     for site in plan.profile.gemms:
@@ -114,10 +147,11 @@ def _sites(plan: WarmPlan, providers: Mapping[str, Provider], ledger: Ledger) ->
     return sites
 
 
-async def _trace_all(tracer: Tracer, sites: Sequence[_Site], mode: Mode, progress: Progress) -> list[Report]:
+async def trace_all(tracer: Tracer, sites: Sequence[Site], mode: Mode, progress: Progress) -> list[Report]:
+    """A report for each site, in their order."""
     with progress.phase("trace" if mode == "capture" else "prove", len(sites)) as advance:
 
-        async def one(site: _Site) -> Report:
+        async def one(site: Site) -> Report:
             report = await tracer.trace(site.provider, site.sweep, mode)
             advance(site.sweep.label())
             return report

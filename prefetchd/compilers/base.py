@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import msgspec
 
 from prefetchd.targets import Target
+from prefetchd.winners import Given, Tuning
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +136,24 @@ class Compiler(ABC):
 
         Raises `OSError` (full disk, read-only); nothing partial is ever visible.
         """
+
+
+@runtime_checkable
+class TuningCapture(Protocol):
+    """A capture of a library that measures before it chooses a variant."""
+
+    def tunings(self) -> list[Tuning]:
+        """Every tuning the traced calls met, each once, in the order of first use."""
+        ...
+
+
+@runtime_checkable
+class TunedCompiler(Protocol):
+    """A compiler whose library measures: its traces visit every candidate unless they are told better."""
+
+    def use_winners(self, given: Given) -> None:
+        """What is known of the engine's choices; called before `capture` and `forbid`."""
+        ...
 
 
 @runtime_checkable

@@ -41,10 +41,13 @@ from prefetchd.compilers.triton_cache import (
     relocate,
     writer,
 )
-from prefetchd.compilers.triton_capture import Miss, Variant, Winners, intercept, jit_function
+from prefetchd.compilers.triton_capture import Miss, Variant, intercept, jit_function
 from prefetchd.compilers.triton_keys import process_fingerprint
+from prefetchd.compilers.triton_results import Answers
+from prefetchd.compilers.triton_winners import Tunings
 from prefetchd.store import publish_directory
 from prefetchd.targets import Target
+from prefetchd.winners import Given, Tuning
 
 CACHE_VARIABLE = "TRITON_CACHE_DIR"
 HOME_VARIABLE = "TRITON_HOME"
@@ -62,18 +65,16 @@ class Triton(ForkedCompiler):
 
     `environment` is the engine's: which cache it uses is read from it; the variables that enter a key are
     read by the library from the environment of the process that traces or compiles, which must be the same.
-    An autotuner's candidates are all compiled unless `winners` knows better. Constructing one raises
+    An autotuner's candidates are all compiled unless `use_winners` knows better. Constructing one raises
     `CompilerUnavailable` and does not import Triton.
     """
 
     name = "triton"
     cache_variable = CACHE_VARIABLE
 
-    def __init__(
-        self, target: Target, environment: Mapping[str, str], *, winners: Winners | None = None
-    ) -> None:
+    def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
         self.target = target
-        self.winners = winners
+        self._given = Given()
         _refuse_defeated_cache(environment)
         self._root = find_root(environment)
 
@@ -117,14 +118,14 @@ class Triton(ForkedCompiler):
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`."""
-        captured = _Captured(self, scratch / "triton.variants")
-        with _library_at_work(scratch), intercept(captured.add, self.winners):
+        captured = _Captured(self, scratch / "triton.variants", self._tunings(scratch))
+        with _library_at_work(scratch), intercept(captured.add, captured.met):
             yield captured
 
     @contextlib.contextmanager
     def forbid(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`. The library itself loads what it finds; nothing is launched."""
-        missed = _Captured(self, scratch / "triton.misses")
+        missed = _Captured(self, scratch / "triton.misses", self._tunings(scratch))
 
         def meet(key: str, variant: Variant) -> object:
             if self.look_up(key) is EntryState.PUBLISHED:
@@ -132,8 +133,15 @@ class Triton(ForkedCompiler):
             missed.add(key, variant)
             raise Miss(f"{variant.module}.{variant.name} is not in {self._root} under {key}")
 
-        with _library_at_work(scratch), intercept(meet, self.winners):
+        with _library_at_work(scratch), intercept(meet, missed.met):
             yield missed
+
+    def use_winners(self, given: Given) -> None:
+        """See `TunedCompiler`."""
+        self._given = given
+
+    def _tunings(self, scratch: Path) -> Tunings:
+        return Tunings(scratch / "triton.tunings", Answers(self._given, self.target, self._root))
 
     def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
         """See `ForkedCompiler`."""
@@ -201,7 +209,8 @@ class _Record(msgspec.Struct, frozen=True):
 class _Captured:
     """Variants met so far, each once, kept in a file as well: a successor of a crashed trace goes on."""
 
-    def __init__(self, compiler: Triton, path: Path) -> None:
+    def __init__(self, compiler: Triton, path: Path, met: Tunings) -> None:
+        self.met = met
         self._compiler = compiler
         self._variants: dict[str, Variant] = {}
         self._path = path
@@ -218,6 +227,9 @@ class _Captured:
 
     def jobs(self) -> list[Job]:
         return [self._compiler.job(key, variant) for key, variant in self._variants.items()]
+
+    def tunings(self) -> list[Tuning]:
+        return self.met.all()
 
 
 def payload_of(job: Job) -> Variant:

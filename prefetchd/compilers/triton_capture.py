@@ -35,11 +35,14 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuner(msgspec.Struct, frozen=True):
-    """Which autotuner asks: the kernel's module and name, and the digest of its source."""
+    """Which autotuner asks: the kernel's module and name, the digest of its source, and the tuner itself."""
 
     module: str
     name: str
     source: str
+    # Whether the kernel's author asks for results to be kept, whatever this process does.
+    kept: bool
+    library_object: Any
 
 
 class Winners(Protocol):
@@ -150,7 +153,7 @@ class _Listener:
 def _visitor(original: Callable[..., Any], winners: Winners) -> Callable[..., Any]:
     def run(tuner: Any, *args: Any, **kwargs: Any) -> Any:
         def visit(key: tuple[Any, ...], candidates: Sequence[Any], _benchmark: Callable[[], None]) -> bool:
-            chosen = winners.choose(_identity(tuner), key, candidates)
+            chosen = winners.choose(_identity(tuner, bool(before.get("cache_results"))), key, candidates)
             missed: Miss | None = None
             for config in chosen:
                 try:
@@ -185,9 +188,9 @@ def _call_once(kernel_call: Callable[[], Any], quantiles: Any = None) -> list[fl
     return [0.0, 0.0, 0.0]
 
 
-def _identity(tuner: Any) -> Tuner:
+def _identity(tuner: Any, kept: bool) -> Tuner:
     function = jit_function(tuner)
-    return Tuner(function.fn.__module__, function.fn.__qualname__, function.cache_key)
+    return Tuner(function.fn.__module__, function.fn.__qualname__, function.cache_key, kept, tuner)
 
 
 def jit_function(kernel: Any) -> Any:

@@ -151,7 +151,8 @@ class _Server:
 
     async def close(self) -> None:
         """Ends the process, which ends its workers."""
-        self._kill()
+        if not self._reader.done():
+            self._kill()
         await self._reader
         self._socket.close()
 
@@ -171,8 +172,10 @@ class _Server:
         with contextlib.suppress(ConnectionError):
             while packet := await loop.sock_recv(self._socket, MAX_PACKET_BYTES):
                 self._handle(from_server.decode(packet))
-        self._kill()
+        # Mostly it has ended, or is about to; asking a dead process again would lose its status.
+        stuck = loop.call_later(END_LIMIT_S, self._kill)
         await self._process.wait()
+        stuck.cancel()
         groups = [compile.group for compile in self._pending.values() if compile.group is not None]
         await _end_groups(groups)
         if not self._up.done():

@@ -26,7 +26,7 @@ import os
 import shutil
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -142,16 +142,17 @@ class KeyLocks:
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
 
 
-def publish_directory(staged: Path, final: Path) -> bool:
+def publish_directory(staged: Path, final: Path, move: Callable[[Path, Path], object] = Path.rename) -> bool:
     """Moves a complete directory to its final name in one step; False, and `staged` dropped, if it was taken.
 
-    An absent or empty `final` is replaced, anything else is left untouched. Raises `OSError` (full disk,
+    An absent or empty `final` is replaced, anything else is left untouched; a `move` that is stricter than
+    `rename` says so by the same errors. Raises `OSError` (full disk,
     read-only, `final` is a file); then nothing is visible under `final` that was not there before.
     """
     _sync_tree(staged)
     final.parent.mkdir(parents=True, exist_ok=True)
     try:
-        staged.rename(final)
+        move(staged, final)
     except OSError as error:
         if error.errno not in _OCCUPIED:
             raise

@@ -37,6 +37,7 @@ from prefetchd.compilers.triton_cache import (
     check_entry,
     digest_of,
     entry_state,
+    move_to_absent,
     reader,
     relocate,
     writer,
@@ -185,7 +186,7 @@ class Triton(ForkedCompiler):
         """See `Compiler`."""
         final, entry = self.entry_path(job.key, root), staging / "cache" / job.key
         relocate(entry, final)
-        return publish_directory(entry, final)
+        return publish_directory(entry, final, move_to_absent)
 
     def job(self, key: str, variant: Variant) -> Job:
         """The job that compiles a variant. Raises `CompilerUnavailable` for one of another architecture."""

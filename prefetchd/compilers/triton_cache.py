@@ -6,16 +6,21 @@ made in one directory is worthless in another until its paths are rewritten. And
 group is no danger to an engine, which compiles again over it: so what may be an engine's compile in progress
 is never touched.
 
-The subtle rule: an engine in the middle of a compile looks exactly like one that was killed there; only
-time tells them apart. An incomplete entry younger than `IN_PROGRESS_S` counts as missing: publishing onto it
-fails, ours is dropped, and the engine's own compile stands. Moving it away instead would break that engine,
-whose library goes on writing into the directory by its name and then reads files that are no longer there.
+The subtle rule: an engine that has looked a key up and not found it compiles, and then writes file by file
+into the directory by its name, whatever lies there by then. So nothing of ours may come to lie there in the
+meantime, or others would read a mixture of two groups; nor may what it has written be moved away. Its look-up
+leaves an empty directory behind: a young empty one means an engine at work, and ours is dropped, as on one
+with files in it. Only time tells an engine in the middle of a compile from one that was killed there.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import ctypes
+import errno
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -29,8 +34,13 @@ GROUP_PREFIX = "__grp__"
 # A key is a sha256 digest.
 DIGEST_BYTES = 32
 # Between two files of one compile lies one stage of it; the longest known, ptxas on a large kernel, takes
-# minutes on a loaded machine.
+# minutes on a loaded machine. A younger incomplete entry counts as missing, an older one as corrupt.
 IN_PROGRESS_S = 300.0
+# Between the look-up and the first file lies the making of the kernel's IR, which takes well below a second.
+LOOKED_UP_S = 60.0
+
+_AT_FDCWD = -100  # fcntl.h
+_RENAME_NOREPLACE = 1  # linux/fs.h
 
 
 class _Group(msgspec.Struct):
@@ -136,6 +146,26 @@ def relocate(entry: Path, final: Path) -> None:
     (path,) = entry.glob(f"{GROUP_PREFIX}*.json")
     group = _Group({name: str(final / member.name) for name, member in members.items()})
     path.write_bytes(msgspec.json.encode(group))
+
+
+def move_to_absent(staged: Path, final: Path) -> None:
+    """A rename that fails with `EEXIST` on anything but an absent or a long empty directory."""
+    with contextlib.suppress(OSError):
+        if _age(final) > LOOKED_UP_S:
+            # Fails unless it is empty; whoever looks the key up from here on makes it anew.
+            final.rmdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(_AT_FDCWD, bytes(staged), _AT_FDCWD, bytes(final), _RENAME_NOREPLACE) == 0:
+        return
+    error = ctypes.get_errno()
+    if error in (errno.EINVAL, errno.ENOSYS):
+        # A file system without this kind of rename, as NFS: then only the moment between is not covered.
+        if final.exists():
+            error = errno.EEXIST
+        else:
+            staged.rename(final)
+            return
+    raise OSError(error, os.strerror(error), str(final))
 
 
 def _member(members: dict[str, Path], suffix: str, entry: Path) -> Path:

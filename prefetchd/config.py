@@ -19,6 +19,8 @@ import msgspec
 
 PREFIX = "PREFETCHD_"
 CONFIG_VARIABLE = "PREFETCHD_CONFIG"
+# The switch of an engine: unset, empty or "0", and every `attach` does nothing.
+ENABLED_VARIABLE = "PREFETCHD"
 
 # Variables prefetchd sets for the processes it starts; a user never sets them.
 NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
@@ -60,6 +62,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     real_nvcc: str | None = None
     # A traced sweep that has not ended by then hangs in the library.
     trace_timeout_s: Seconds = 300.0
+    # Where engines and the daemon meet: ipc:///path or tcp://host:port; unset, see `endpoint.py`.
+    endpoint: str | None = None
+    # How long an engine may wait for a kernel that is compiling now, before it compiles it itself.
+    wait_ms: NotNegative = 0
+    # The model's profile file, for engines that do not hand one to `attach`.
+    profile: str | None = None
 
 
 def load_settings(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:

@@ -1,8 +1,8 @@
 """The messages: what a scheduler tells us about a batch (`Batch`), and what is asked for (`Request`).
 
 Every message is a msgspec struct, MessagePack on the wire. This is the one module to import from: requests
-and their types, the codec, the sweeps and the messages of the socket have modules of their own behind it. An unknown op is kept,
-counted and reported, never dropped in silence.
+and their types, the codec, the sweeps and the messages of the socket have modules of their own behind it. An
+unknown op is kept, counted and reported, never dropped in silence.
 """
 
 from __future__ import annotations

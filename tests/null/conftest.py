@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from warming import MIXED, NEW, TOKENS, Bench, Line, Nvcc, Run, make_templates, old_line
+from warming import MIXED, NEW, TOKENS, Bench, Line, Nvcc, Run, ended, make_templates, old_line
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,10 @@ def warmed(new_bench: Callable[..., Bench]) -> Callable[[Line, str], Warmed]:
             bench = new_bench("warmed", line, target)
             bench.profile.write_text(MIXED)
             limit = ("--max-tokens", str(TOKENS))
-            made[key] = Warmed(bench, bench.warm(*limit, "--dry-run"), bench.warm(*limit))
+            # Side by side: a dry run looks at a cache of its own, which nothing fills.
+            other = {"DG_JIT_CACHE_DIR": str(bench.place / "other")}
+            dry = bench.start(*limit, "--dry-run", changes=other)
+            made[key] = Warmed(bench, first=bench.warm(*limit), dry=ended(dry))
         return made[key]
 
     return get

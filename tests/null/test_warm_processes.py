@@ -67,14 +67,22 @@ def test_killed_command_leaves_no_process_and_the_next_run_cleans_up_and_complet
 
 
 def test_two_at_once_compile_each_variant_once_and_both_succeed(bench: Bench) -> None:
-    # The first compile goes on only when both have started one, so that they do meet.
-    meeting = bench.nvcc.directory / "meeting"
-    bench.nvcc.behave(f"mkdir {meeting} 2>/dev/null && sleep 1")
+    nvcc = bench.nvcc
+    first, second, (wait, gate) = nvcc.event("first"), nvcc.event("second"), nvcc.gate()
+    # The first compile of all goes on only when the other command has started one of its own.
+    turn = f"mkdir 2>/dev/null {nvcc.directory}/turn"
+    nvcc.behave(f"if {turn}.1; then {first}; {wait}; elif {turn}.2; then {second}; fi")
 
-    runs = [ended(process) for process in (bench.start(), bench.start())]
+    one = bench.start("--jobs", "1")
+    nvcc.wait_for_event(one, "first")
+    other = bench.start("--jobs", "1")
+    nvcc.wait_for_event(other, "second")
+    gate.write_text("go\n")
+    runs = [ended(one), ended(other)]
 
     assert [run.status for run in runs] == [0, 0]
-    assert len(bench.nvcc.compiles()) == SMALL_VARIANTS
+    assert len(nvcc.compiles()) == len(bench.entries()) == SMALL_VARIANTS
+    assert all(run.figures["compiled"] > 0 for run in runs)
     assert sum(run.figures["compiled"] for run in runs) == SMALL_VARIANTS
     assert all(sum(run.counts("compiled", "hits")) == SMALL_VARIANTS for run in runs)
     assert bench.leftovers() == []

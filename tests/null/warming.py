@@ -142,14 +142,14 @@ class Nvcc:
     def compiles(self) -> list[str]:
         return (self.directory / "compiles").read_text().split()
 
-    def event(self) -> str:
+    def event(self, name: str = "event") -> str:
         """A sh line that says the script has got there, and waits until `wait_for_event` hears it."""
-        os.mkfifo(self.directory / "event")
-        return f"echo here >{self.directory}/event"
+        os.mkfifo(self.directory / name)
+        return f"echo here >{self.directory / name}"
 
-    def wait_for_event(self, process: subprocess.Popen[str]) -> None:
+    def wait_for_event(self, process: subprocess.Popen[str], name: str = "event") -> None:
         """Returns when the line is reached; fails when the process ends before."""
-        pipe = os.open(self.directory / "event", os.O_RDONLY | os.O_NONBLOCK)
+        pipe = os.open(self.directory / name, os.O_RDONLY | os.O_NONBLOCK)
         end = os.pidfd_open(process.pid)
         ready, _, _ = select.select([pipe, end], [], [], TIME_LIMIT_S)
         os.close(end)
@@ -157,6 +157,11 @@ class Nvcc:
         if pipe not in ready:
             process.kill()
             pytest.fail(f"the command ended or hung before: {process.communicate()}")
+
+    def gate(self) -> tuple[str, Path]:
+        """A sh line that waits until something is written to the file."""
+        os.mkfifo(self.directory / "gate")
+        return f"read opened <{self.directory}/gate", self.directory / "gate"
 
 
 def make_templates(directory: Path) -> None:

@@ -17,11 +17,12 @@ MAX_PACKET_BYTES = 4 << 20
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
-    """The first message to a server: what it compiles, and what each worker may take."""
+    """The first message to a server: what it compiles, how many at a time, and what each worker may take."""
 
     compiler: str
     target: Target
     providers: tuple[str, ...]
+    slots: int
     timeout_s: float
     # 0: no limit.
     memory_bytes: int
@@ -60,7 +61,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True, tag="begun"):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """How a worker ended. `refused` is the compiler's reason for not even trying."""
+    """How a compile ended, one that never began included. `refused` is the compiler's reason not to try."""
 
     id: int
     report: Report

@@ -68,6 +68,7 @@ async def open_executors(
                     providers=tuple(
                         each for each, provider in providers.items() if name in provider.compilers
                     ),
+                    slots=slots,
                     timeout_s=settings.job_timeout_s,
                     memory_bytes=memory_bytes,
                     nice=settings.job_nice,

@@ -16,6 +16,7 @@ import select
 import socket
 import sys
 import time
+from collections import deque
 from importlib import import_module
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from prefetchd.compile_messages import (
     MAX_PACKET_BYTES,
     Cancel,
     Compile,
+    Ended,
     Refused,
     Start,
     Up,
@@ -32,13 +34,14 @@ from prefetchd.compile_messages import (
 from prefetchd.compile_worker import CompileWorker
 from prefetchd.compilers import load_compiler
 from prefetchd.compilers.base import CompilerUnavailable, ForkedCompiler
+from prefetchd.jobs import Report
 from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
 from prefetchd.parent_death import end_with_parent
 from prefetchd.provider import Unavailable, UnknownProvider, load_providers
 
 
 class ForkServer:
-    """Takes compiles from a packet socket, forks a worker for each, and sends one `Ended` each."""
+    """Takes compiles from a packet socket, forks a worker for each in turn, and sends one `Ended` each."""
 
     def __init__(self, connection: socket.socket, start: Start, scratch: Path) -> None:
         self._connection = connection
@@ -46,6 +49,8 @@ class ForkServer:
         self._scratch = scratch
         self._compiler: ForkedCompiler
         self._workers: dict[int, CompileWorker] = {}
+        # Kept here and not by the executor, which is busy publishing whenever a worker ends.
+        self._waiting: deque[Compile] = deque()
 
     def prepare(self) -> None:
         """Imports what workers need. Raises `CompilerUnavailable` and `NullDeviceBroken`.
@@ -73,7 +78,7 @@ class ForkServer:
                 packet = self._connection.recv(MAX_PACKET_BYTES)
                 if not packet:
                     break
-                self._obey(packet, poll)
+                self._obey(packet)
             now = time.monotonic()
             for worker in list(self._workers.values()):
                 if worker.fd in ready:
@@ -82,22 +87,30 @@ class ForkServer:
                     self._connection.send(encode(worker.finish()))
                 elif now > worker.deadline:
                     worker.end("timeout")
+            while self._waiting and len(self._workers) < self._start.slots:
+                self._begin(self._waiting.popleft(), poll)
         for worker in self._workers.values():
             worker.end("cancelled")
             worker.finish()
 
-    def _obey(self, packet: bytes, poll: select.poll) -> None:
+    def _obey(self, packet: bytes) -> None:
         order = to_server.decode(packet)
-        if isinstance(order, Cancel):
+        if isinstance(order, Compile):
+            self._waiting.append(order)
+        elif isinstance(order, Cancel):
             for worker in self._workers.values():
                 if worker.order.id == order.id:
                     worker.end("cancelled")
-        elif isinstance(order, Compile):
-            self._import(order)
-            worker = CompileWorker(order, self._start, self._compiler, self._connection.fileno())
-            self._workers[worker.fd] = worker
-            poll.register(worker.fd, select.POLLIN)
-            self._connection.send(encode(worker.begun))
+            for waiting in [each for each in self._waiting if each.id == order.id]:
+                self._waiting.remove(waiting)
+                self._connection.send(encode(Ended(id=order.id, report=Report(reason="cancelled"))))
+
+    def _begin(self, order: Compile, poll: select.poll) -> None:
+        self._import(order)
+        worker = CompileWorker(order, self._start, self._compiler, self._connection.fileno())
+        self._workers[worker.fd] = worker
+        poll.register(worker.fd, select.POLLIN)
+        self._connection.send(encode(worker.begun))
 
     def _import(self, order: Compile) -> None:
         """Imports a kernel's module before the fork; the worker says why if it cannot be imported."""

@@ -159,7 +159,8 @@ class _Server:
     async def _ready(self) -> None:
         """Waits until the server is warm. Raises `CompilerUnavailable` with its reason if it never is."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._up), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await asyncio.shield(self._up)
         except TimeoutError:
             self._kill()
             raise CompilerUnavailable(

@@ -193,7 +193,8 @@ async def _compile_all(
                 pipeline = Pipeline(
                     compiler,
                     executor=executors[name],
-                    slots=slots,
+                    # One more than may run: its job is ready when another's result is being published.
+                    slots=slots + 1,
                     staging=staging,
                     locks=locks,
                     quarantined=lambda path: ledger.coverage.quarantined.append(str(path)),

@@ -111,6 +111,7 @@ class Site:
             compiler="triton",
             target=self.target,
             providers=(),
+            slots=2,
             timeout_s=timeout_s,
             memory_bytes=8 << 30,
             nice=0,

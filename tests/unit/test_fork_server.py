@@ -49,7 +49,8 @@ class Bench:
 
     async def run(self, program: str, staging: Path | None = None, key: str = "os") -> JobResult:
         job = Job(compiler="fake", key=key, payload=program.encode())
-        return await asyncio.wait_for(self.executor.run(job, staging or self.staging()), LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            return await self.executor.run(job, staging or self.staging())
 
     def server(self) -> psutil.Process:
         (server,) = (
@@ -92,13 +93,20 @@ class Hanging:
 
 @asynccontextmanager
 async def bench(
-    place: Path, *, timeout_s: float = 60, memory_bytes: int = 0, nice: int = 0, prepare: str = ""
+    place: Path,
+    *,
+    slots: int = 2,
+    timeout_s: float = 60,
+    memory_bytes: int = 0,
+    nice: int = 0,
+    prepare: str = "",
 ) -> AsyncIterator[Bench]:
     target = load_target("h200")
     start = Start(
         compiler="fake",
         target=target,
         providers=(),
+        slots=slots,
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
         nice=nice,
@@ -282,6 +290,29 @@ def test_cancelled_job_is_ended_before_its_caller_goes_on(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
+def test_job_beyond_the_slots_waits_and_can_be_cancelled_before_it_began(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, slots=1) as made:
+            first = Hanging(made)
+            await first.begin()
+            staging = made.staging()
+            waiting = asyncio.create_task(made.run("(staging / 'begun').touch()", staging))
+            behind = asyncio.create_task(made.run("print('behind')"))
+            while len(made.executor._servers[0]._pending) < 3:
+                await asyncio.sleep(0)
+
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            first.task.cancel()
+
+            assert (await behind).ok
+            assert not (staging / "begun").exists()
+            await first.gone()
+
+    asyncio.run(main())
+
+
 def test_leaving_the_context_ends_the_server_and_its_workers(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path) as made:
@@ -350,7 +381,13 @@ asyncio.run(main())
 
 def test_messages_survive_the_wire() -> None:
     start = Start(
-        compiler="x", target=load_target("b200"), providers=("a",), timeout_s=1.5, memory_bytes=3, nice=2
+        compiler="x",
+        target=load_target("b200"),
+        providers=("a",),
+        slots=4,
+        timeout_s=1.5,
+        memory_bytes=3,
+        nice=2,
     )
 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=Start) == start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefetchd.doctor_facts import Machine, Mount
+from prefetchd.doctor.facts import Machine, Mount
 
 
 def install(site: Path, name: str, version: str, requires: tuple[str, ...] = ()) -> None:

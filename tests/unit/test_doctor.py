@@ -18,9 +18,9 @@ from as_user import as_nameless_user
 from doctor_machines import install, machine
 from rich.console import Console
 
-from prefetchd import doctor, doctor_caches, doctor_facts, doctor_self
-from prefetchd.doctor import Check, Findings, examine, render
-from prefetchd.doctor_facts import Machine, Mount, this_machine
+from prefetchd import doctor
+from prefetchd.doctor import Check, Findings, caches, examine, facts, own, render
+from prefetchd.doctor.facts import Machine, Mount, this_machine
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.targets import Target, TargetError, load_target
 
@@ -50,34 +50,34 @@ def everything_loaded(function: Callable[[], T]) -> Callable[[], T]:
 
 
 def test_job_runner_that_was_not_built_fails(tmp_path: Path) -> None:
-    assert doctor_self.job_runner(machine(), tmp_path / "job_runner").state == "fail"
+    assert own.job_runner(machine(), tmp_path / "job_runner").state == "fail"
 
 
 def test_job_runner_that_is_not_executable_fails(tmp_path: Path) -> None:
     program = tmp_path / "job_runner"
     program.touch(mode=0o644)
 
-    assert doctor_self.job_runner(machine(), program).state == "fail"
+    assert own.job_runner(machine(), program).state == "fail"
     program.chmod(0o755)
-    assert doctor_self.job_runner(machine(), program).state == "ok"
+    assert own.job_runner(machine(), program).state == "ok"
 
 
 def test_absent_gpu_is_no_fault() -> None:
     def no_driver() -> Target:
         raise TargetError("no driver")
 
-    verdict = doctor_self.gpu(machine(), no_driver)
+    verdict = own.gpu(machine(), no_driver)
 
     assert verdict.state == "missing"
     assert "--target" in verdict.advice
 
 
 def test_gpu_is_described() -> None:
-    assert "132 SMs" in doctor_self.gpu(machine(), lambda: load_target("h200")).found
+    assert "132 SMs" in own.gpu(machine(), lambda: load_target("h200")).found
 
 
 def test_misspelt_variable_is_named_with_the_nearest_one() -> None:
-    verdict = doctor_self.variables(machine(PREFETCHD_MAX_TOKEN="1", PREFETCHD_JOBS="2"))
+    verdict = own.variables(machine(PREFETCHD_MAX_TOKEN="1", PREFETCHD_JOBS="2"))
 
     assert verdict.state == "warn"
     assert "did you mean PREFETCHD_MAX_TOKENS" in verdict.advice
@@ -85,17 +85,17 @@ def test_misspelt_variable_is_named_with_the_nearest_one() -> None:
 
 
 def test_settings_that_differ_from_their_default_are_listed() -> None:
-    assert doctor_self.settings(machine(PREFETCHD_JOBS="3")).found == "jobs=3"
-    assert doctor_self.settings(machine(PREFETCHD_JOBS="many")).state == "fail"
+    assert own.settings(machine(PREFETCHD_JOBS="3")).found == "jobs=3"
+    assert own.settings(machine(PREFETCHD_JOBS="many")).state == "fail"
 
 
 def test_null_device_that_does_not_answer_fails_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(environment: dict[str, str]) -> None:
         raise NullDeviceBroken("the marker symbol is absent")
 
-    monkeypatch.setattr(doctor_self, "verify", broken)
+    monkeypatch.setattr(own, "verify", broken)
 
-    verdict = doctor_self.null_device(machine())
+    verdict = own.null_device(machine())
 
     assert (verdict.state, verdict.found) == ("fail", "the marker symbol is absent")
     assert "reinstall" in verdict.advice
@@ -105,7 +105,7 @@ def test_check_that_breaks_is_itself_a_finding(monkeypatch: pytest.MonkeyPatch) 
     def broken(_: Machine) -> Any:
         raise RuntimeError("strange kernel")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "user": doctor_caches.user})
+    monkeypatch.setattr(doctor, "CHECKS", {"odd": broken, "user": caches.user})
 
     findings = examine({})
 
@@ -136,7 +136,7 @@ def test_table_fits_eighty_columns_and_shows_text_as_it_is() -> None:
 def test_machine_with_nothing_but_the_base_package_has_no_failure(tmp_path: Path) -> None:
     bare = Machine(environment={}, mounts=(Mount("/", "ext4"),), uid=12345)
     of_libraries = {
-        name: check for name, check in doctor.CHECKS.items() if check.__module__ != "prefetchd.doctor_self"
+        name: check for name, check in doctor.CHECKS.items() if check.__module__ != "prefetchd.doctor.own"
     }
 
     states = {name: check(bare).state for name, check in of_libraries.items()}
@@ -172,9 +172,9 @@ def test_user_without_a_name_cannot_publish_into_a_foreign_home(open_directory: 
     install(site, "triton", "3.8.0")
     home.mkdir(mode=0o700)
 
-    def triton_cache() -> doctor_facts.Verdict:
+    def triton_cache() -> facts.Verdict:
         sys.path.insert(0, str(site))
-        return doctor_caches.triton_cache(this_machine({"HOME": str(home)}))
+        return caches.triton_cache(this_machine({"HOME": str(home)}))
 
     verdict = as_nameless_user(everything_loaded(triton_cache))
 

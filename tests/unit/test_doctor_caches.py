@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from doctor_machines import install, install_deep_gemm, machine
 
-from prefetchd import doctor_caches
-from prefetchd.doctor_facts import Machine, Mount, State
+from prefetchd.doctor import caches
+from prefetchd.doctor.facts import Machine, Mount, State
 
 
 @pytest.fixture
@@ -34,16 +34,16 @@ def test_default_directories_follow_line_and_home(tmp_path: Path, site: Path) ->
     install(site, "triton", "3.8.0")
     before = machine(site, HOME=str(tmp_path))
 
-    directories = doctor_caches.cache_directories(before)
+    directories = caches.cache_directories(before)
 
     assert directories == [tmp_path / ".dj", tmp_path / ".triton/cache"]
-    assert str(tmp_path / ".dj") in doctor_caches.mounts(before).found
+    assert str(tmp_path / ".dj") in caches.mounts(before).found
 
 
 def test_older_line_has_its_own_default(tmp_path: Path, site: Path) -> None:
     install_deep_gemm(site, new_line=False)
 
-    verdict = doctor_caches.deep_gemm_cache(machine(site, HOME=str(tmp_path)))
+    verdict = caches.deep_gemm_cache(machine(site, HOME=str(tmp_path)))
 
     assert verdict.found.startswith(str(tmp_path / ".deep_gemm"))
 
@@ -53,17 +53,17 @@ def test_every_root_of_a_list_is_to_be_mounted_and_the_first_is_judged(tmp_path:
     listed = machine(site, DG_JIT_CACHE_DIR=f"{tmp_path}/own:{tmp_path}/baked")
     (tmp_path / "baked").mkdir()
 
-    verdict = doctor_caches.deep_gemm_cache(listed)
+    verdict = caches.deep_gemm_cache(listed)
 
     assert verdict.state == "ok"
     assert verdict.found.startswith(f"{tmp_path}/own: not made yet, writable")
-    assert doctor_caches.cache_directories(listed) == [tmp_path / "own", tmp_path / "baked"]
+    assert caches.cache_directories(listed) == [tmp_path / "own", tmp_path / "baked"]
 
 
 def test_root_of_a_list_that_cannot_be_read_is_a_warning(tmp_path: Path, site: Path) -> None:
     install_deep_gemm(site)
 
-    verdict = doctor_caches.deep_gemm_cache(machine(site, DG_JIT_CACHE_DIR=f"{tmp_path}/own:{tmp_path}/gone"))
+    verdict = caches.deep_gemm_cache(machine(site, DG_JIT_CACHE_DIR=f"{tmp_path}/own:{tmp_path}/gone"))
 
     assert verdict.state == "warn"
     assert f"{tmp_path}/gone" in verdict.advice
@@ -73,7 +73,7 @@ def test_root_of_a_list_that_cannot_be_read_is_a_warning(tmp_path: Path, site: P
 def test_relative_directory_of_deep_gemm_fails(site: Path, value: str) -> None:
     install_deep_gemm(site)
 
-    verdict = doctor_caches.deep_gemm_cache(machine(site, DG_JIT_CACHE_DIR=value))
+    verdict = caches.deep_gemm_cache(machine(site, DG_JIT_CACHE_DIR=value))
 
     assert verdict.state == "fail"
     assert "DG_JIT_CACHE_DIR" in verdict.advice
@@ -82,7 +82,7 @@ def test_relative_directory_of_deep_gemm_fails(site: Path, value: str) -> None:
 def test_deep_gemm_without_home_and_variable_has_no_cache(site: Path) -> None:
     install_deep_gemm(site)
 
-    verdict = doctor_caches.deep_gemm_cache(machine(site))
+    verdict = caches.deep_gemm_cache(machine(site))
 
     assert verdict.state == "fail"
     assert "DG_JIT_CACHE_DIR" in verdict.advice
@@ -91,7 +91,7 @@ def test_deep_gemm_without_home_and_variable_has_no_cache(site: Path) -> None:
 def test_cache_check_works_under_nvrtc(tmp_path: Path, site: Path) -> None:
     install_deep_gemm(site)
 
-    verdict = doctor_caches.deep_gemm_cache(machine(site, HOME=str(tmp_path), DG_JIT_USE_NVRTC="1"))
+    verdict = caches.deep_gemm_cache(machine(site, HOME=str(tmp_path), DG_JIT_USE_NVRTC="1"))
 
     assert verdict.state == "ok"
 
@@ -107,13 +107,13 @@ def test_cache_check_works_under_nvrtc(tmp_path: Path, site: Path) -> None:
 def test_triton_directory_follows_its_own_rule(site: Path, environment: dict[str, str], place: str) -> None:
     install(site, "triton", "3.8.0")
 
-    assert doctor_caches.triton_cache(machine(site, **environment)).found.startswith(place)
+    assert caches.triton_cache(machine(site, **environment)).found.startswith(place)
 
 
 def test_triton_without_any_home_would_use_a_directory_called_tilde(site: Path) -> None:
     install(site, "triton", "3.8.0")
 
-    verdict = doctor_caches.triton_cache(machine(site))
+    verdict = caches.triton_cache(machine(site))
 
     assert verdict.state == "fail"
     assert verdict.found.startswith("~/.triton/cache")
@@ -137,7 +137,7 @@ def test_network_file_system_is_a_warning(tmp_path: Path, site: Path, kind: str,
         mounts=(Mount("/", "ext4"), Mount(str(tmp_path), "autofs"), Mount(str(tmp_path), kind)),
     )
 
-    verdict = doctor_caches.triton_cache(shared)
+    verdict = caches.triton_cache(shared)
 
     assert verdict.state == state
     assert kind in verdict.found
@@ -149,7 +149,7 @@ def test_cache_in_a_container_layer_is_told_to_be_mounted(tmp_path: Path, site: 
         environment={"HOME": str(tmp_path)}, packages=(str(site),), mounts=(Mount("/", "overlay"),)
     )
 
-    verdict = doctor_caches.mounts(container)
+    verdict = caches.mounts(container)
 
     assert verdict.state == "warn"
     assert str(tmp_path / ".triton/cache") in verdict.found
@@ -158,7 +158,7 @@ def test_cache_in_a_container_layer_is_told_to_be_mounted(tmp_path: Path, site: 
 def test_nearly_full_disk_is_a_warning(small_disk: Path, site: Path) -> None:
     install(site, "triton", "3.8.0")
 
-    verdict = doctor_caches.triton_cache(machine(site, TRITON_CACHE_DIR=str(small_disk)))
+    verdict = caches.triton_cache(machine(site, TRITON_CACHE_DIR=str(small_disk)))
 
     assert verdict.state == "warn"
     assert "1 GiB" in verdict.advice
@@ -168,18 +168,18 @@ def test_read_only_file_system_fails_even_for_root(small_disk: Path, site: Path)
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     install(site, "triton", "3.8.0")
 
-    verdict = doctor_caches.triton_cache(machine(site, TRITON_CACHE_DIR=str(small_disk / "cache")))
+    verdict = caches.triton_cache(machine(site, TRITON_CACHE_DIR=str(small_disk / "cache")))
 
     assert verdict.state == "fail"
     assert "NOT writable" in verdict.found
 
 
 def test_inodes_running_out_are_a_warning() -> None:
-    place = doctor_caches.Place(
+    place = caches.Place(
         path=Path("/c"), exists=True, writable=True, kind="ext4", free_bytes=1 << 40, inode_use=0.97
     )
 
-    verdict = doctor_caches.judge(place, "default", "TRITON_CACHE_DIR")
+    verdict = caches.judge(place, "default", "TRITON_CACHE_DIR")
 
     assert verdict.state == "warn"
     assert "97% of inodes" in verdict.found
@@ -187,8 +187,8 @@ def test_inodes_running_out_are_a_warning() -> None:
 
 @pytest.mark.parametrize(("value", "state"), [("", "warn"), ("home", "fail"), ("/proc/1/none", "warn")])
 def test_home_must_be_set_absolute_and_writable(value: str, state: State) -> None:
-    assert doctor_caches.home(machine(HOME=value)).state == state
+    assert caches.home(machine(HOME=value)).state == state
 
 
 def test_user_id_without_a_name_is_only_a_warning() -> None:
-    assert doctor_caches.user(Machine(environment={}, uid=12345, user=None)).state == "warn"
+    assert caches.user(Machine(environment={}, uid=12345, user=None)).state == "warn"

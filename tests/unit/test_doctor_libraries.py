@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from doctor_machines import install, install_deep_gemm, install_torch, machine
 
-from prefetchd import doctor_libraries
-from prefetchd.doctor_facts import State
+from prefetchd.doctor import libraries
+from prefetchd.doctor.facts import State
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def test_deep_gemm_is_named_with_line_and_path(site: Path, new_line: bool, name:
     install_torch(site)
     install_deep_gemm(site, new_line=new_line)
 
-    verdict = doctor_libraries.deep_gemm(machine(site))
+    verdict = libraries.deep_gemm(machine(site))
 
     assert verdict.state == "ok"
     assert name in verdict.found
@@ -31,14 +31,14 @@ def test_deep_gemm_is_named_with_line_and_path(site: Path, new_line: bool, name:
 def test_deep_gemm_without_torch_fails(site: Path) -> None:
     install_deep_gemm(site)
 
-    assert doctor_libraries.deep_gemm(machine(site)).state == "fail"
+    assert libraries.deep_gemm(machine(site)).state == "fail"
 
 
 def test_all_python_deep_gemm_is_named_unusable(site: Path) -> None:
     (site / "deep_gemm").mkdir(parents=True)
     (site / "deep_gemm/__init__.py").touch()
 
-    verdict = doctor_libraries.deep_gemm(machine(site))
+    verdict = libraries.deep_gemm(machine(site))
 
     assert verdict.state == "fail"
     assert "sgl-deep-gemm" in verdict.advice
@@ -48,7 +48,7 @@ def test_copy_inside_an_engine_is_pointed_out(site: Path) -> None:
     copy = site / "vllm/third_party/deep_gemm"
     copy.mkdir(parents=True)
 
-    verdict = doctor_libraries.deep_gemm(machine(site))
+    verdict = libraries.deep_gemm(machine(site))
 
     assert verdict.state == "missing"
     assert str(copy) in verdict.found
@@ -56,23 +56,23 @@ def test_copy_inside_an_engine_is_pointed_out(site: Path) -> None:
 
 def test_cpu_build_of_torch_fails_only_beside_deep_gemm(site: Path) -> None:
     install_torch(site, "2.14.1+cpu", cuda=None)
-    alone = doctor_libraries.torch(machine(site))
+    alone = libraries.torch(machine(site))
     install_deep_gemm(site)
 
-    assert (alone.state, doctor_libraries.torch(machine(site)).state) == ("warn", "fail")
+    assert (alone.state, libraries.torch(machine(site)).state) == ("warn", "fail")
 
 
 def test_cuda_build_of_torch_is_named_with_its_cuda(site: Path) -> None:
     install_torch(site, "2.14.1+cu130")
 
-    assert doctor_libraries.torch(machine(site)).found.startswith("2.14.1+cu130, CUDA 13.0")
+    assert libraries.torch(machine(site)).found.startswith("2.14.1+cu130, CUDA 13.0")
 
 
 @pytest.mark.parametrize(("version", "state"), [("3.5.1", "warn"), ("3.6.0", "ok"), ("3.10.0", "ok")])
 def test_releases_older_than_any_tried_are_a_warning(site: Path, version: str, state: State) -> None:
     install(site, "triton", version)
 
-    assert doctor_libraries.triton(machine(site)).state == state
+    assert libraries.triton(machine(site)).state == state
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_broken_pin_among_kernel_libraries_fails(site: Path, requirement: str, b
     install(site, "torch", "2.14.1", (requirement,))
     install(site, "triton", "3.8.0+local")
 
-    verdict = doctor_libraries.library_pairs(machine(site))
+    verdict = libraries.library_pairs(machine(site))
 
     assert verdict.state == ("fail" if broken else "ok")
     assert ("torch requires triton" in verdict.found) == broken
@@ -103,7 +103,7 @@ def test_deep_gemm_linked_against_another_cuda_than_torch_fails(site: Path) -> N
     install_torch(site)
     install_deep_gemm(site, cuda=12)
 
-    verdict = doctor_libraries.library_pairs(machine(site))
+    verdict = libraries.library_pairs(machine(site))
 
     assert verdict.state == "fail"
     assert "libcudart.so.12" in verdict.found

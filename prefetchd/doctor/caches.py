@@ -15,8 +15,8 @@ import msgspec
 
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_jit import CACHE_VARIABLE, LAYOUTS, DeepJit
-from prefetchd.doctor_facts import Machine, Verdict, exists, fail, missing, ok, problem_and_fix, warn
-from prefetchd.doctor_libraries import deep_gemm_directory, deep_gemm_line
+from prefetchd.doctor.facts import Machine, Verdict, exists, fail, missing, ok, problem_and_fix, warn
+from prefetchd.doctor.libraries import deep_gemm_directory, deep_gemm_line
 from prefetchd.targets import load_target, preset_names
 
 TRITON_VARIABLE = "TRITON_CACHE_DIR"

@@ -16,7 +16,7 @@ import msgspec
 from prefetchd import config
 from prefetchd.config import PREFIX, ConfigError, Settings, load_settings
 from prefetchd.cores import usable_cores
-from prefetchd.doctor_facts import Machine, Verdict, exists, fail, missing, ok, warn
+from prefetchd.doctor.facts import Machine, Verdict, exists, fail, missing, ok, warn
 from prefetchd.job_runner import JOB_RUNNER
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.null_device.launcher import environment as null_environment

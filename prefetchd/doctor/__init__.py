@@ -13,36 +13,36 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from prefetchd import doctor_caches, doctor_libraries, doctor_self, doctor_tools
-from prefetchd.doctor_facts import Check, Machine, State, Verdict, this_machine
+from prefetchd.doctor import caches, libraries, own, tools
+from prefetchd.doctor.facts import Check, Machine, State, Verdict, this_machine
 
 __all__ = ["CHECKS", "Check", "Findings", "examine", "render"]
 
 # In the order a person would repair them: what prefetchd is, what it compiles with, for whom, and where to.
 CHECKS: Mapping[str, Callable[[Machine], Verdict]] = {
-    "null device": doctor_self.null_device,
-    "job runner": doctor_self.job_runner,
-    "settings": doctor_self.settings,
-    "variables": doctor_self.variables,
-    "cores": doctor_self.cores,
-    "GPU": doctor_self.gpu,
-    "nvcc": doctor_tools.nvcc,
-    "NVRTC": doctor_tools.nvrtc,
-    "host compiler": doctor_tools.host_compiler,
-    "CUDA headers": doctor_tools.cuda_headers,
-    "maths headers": doctor_tools.maths_headers,
-    "cuobjdump": doctor_tools.cuobjdump,
-    "C compiler": doctor_tools.c_compiler,
-    "deep_gemm": doctor_libraries.deep_gemm,
-    "torch": doctor_libraries.torch,
-    "triton": doctor_libraries.triton,
-    "CuTe DSL": doctor_libraries.cutlass_dsl,
-    "library pairs": doctor_libraries.library_pairs,
-    "HOME": doctor_caches.home,
-    "user": doctor_caches.user,
-    "DeepGEMM cache": doctor_caches.deep_gemm_cache,
-    "Triton cache": doctor_caches.triton_cache,
-    "mount": doctor_caches.mounts,
+    "null device": own.null_device,
+    "job runner": own.job_runner,
+    "settings": own.settings,
+    "variables": own.variables,
+    "cores": own.cores,
+    "GPU": own.gpu,
+    "nvcc": tools.nvcc,
+    "NVRTC": tools.nvrtc,
+    "host compiler": tools.host_compiler,
+    "CUDA headers": tools.cuda_headers,
+    "maths headers": tools.maths_headers,
+    "cuobjdump": tools.cuobjdump,
+    "C compiler": tools.c_compiler,
+    "deep_gemm": libraries.deep_gemm,
+    "torch": libraries.torch,
+    "triton": libraries.triton,
+    "CuTe DSL": libraries.cutlass_dsl,
+    "library pairs": libraries.library_pairs,
+    "HOME": caches.home,
+    "user": caches.user,
+    "DeepGEMM cache": caches.deep_gemm_cache,
+    "Triton cache": caches.triton_cache,
+    "mount": caches.mounts,
 }
 
 _COLOURS: Mapping[State, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "missing": "dim"}

@@ -15,7 +15,7 @@ from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_gemm_package import Line
 from prefetchd.compilers.deep_jit import LAYOUTS, Layout
 from prefetchd.compilers.nvcc import Nvcc, find_nvcc
-from prefetchd.doctor_facts import (
+from prefetchd.doctor.facts import (
     Machine,
     ProgramFailed,
     Verdict,
@@ -26,7 +26,7 @@ from prefetchd.doctor_facts import (
     problem_and_fix,
     warn,
 )
-from prefetchd.doctor_libraries import LINE_NAMES, deep_gemm_directory, deep_gemm_line
+from prefetchd.doctor.libraries import LINE_NAMES, deep_gemm_directory, deep_gemm_line
 
 # These make DeepGEMM disassemble every kernel it compiles.
 DUMP_VARIABLES = ("DG_JIT_DUMP_SASS", "DG_JIT_DUMP_ASM")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.deep_gemm_package import Line, Package, find_package
-from prefetchd.doctor_facts import Machine, Verdict, fail, missing, numbers, ok, problem_and_fix, warn
+from prefetchd.doctor.facts import Machine, Verdict, fail, missing, numbers, ok, problem_and_fix, warn
 
 # The distributions that may bring the package `deep_gemm`.
 DEEP_GEMM_DISTRIBUTIONS = ("sgl-deep-gemm", "tokenspeed-deepgemm", "deep-gemm")

@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-# The request families: importing one adds its ops to `REQUEST_TYPES`.
-import prefetchd.deep_gemm_mega_requests
-import prefetchd.deep_gemm_requests
-import prefetchd.gdn_requests
-import prefetchd.kda_requests
-import prefetchd.mamba_requests  # noqa: F401
 from prefetchd.request import Request, UnknownRequest
+
+# The request families: importing one adds its ops to `REQUEST_TYPES`.
+from prefetchd.requests import deep_gemm, deep_gemm_mega, gdn, kda, mamba  # noqa: F401
 
 
 class MalformedRequest(ValueError):

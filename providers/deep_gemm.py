@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.profiles import GemmSite, Profile, m_for_batch, m_ranges
 from prefetchd.protocol import (
     REQUEST_TYPES,
@@ -35,6 +34,7 @@ from prefetchd.protocol import (
     request_from_fields,
 )
 from prefetchd.provider import Limits, Provider, Unavailable
+from prefetchd.requests.deep_gemm import DeepGemmRequest
 
 if TYPE_CHECKING:
     from .deep_gemm_ops.driver import Driver
@@ -63,6 +63,10 @@ class DeepGemmProvider(Provider):
         if self._planned is None or self._planned[0] is not profile:
             self._planned = (profile, _planner(profile))
         return self._planned[1](batch)
+
+    def batch_keys(self, batch: Batch, profile: Profile) -> tuple[int, int]:
+        """The tokens, and (negative, to tell them apart) those of prefill: no rule for M uses both at once."""
+        return batch.tokens, -sum(batch.prefill_lengths)
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """Every row count of every site."""

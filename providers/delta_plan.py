@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from prefetchd.delta_requests import (
+from prefetchd.flag_sets import flag_alternatives, list_fields
+from prefetchd.profiles import Profile
+from prefetchd.protocol import Batch, MalformedRequest, op_of, request_from_fields
+from prefetchd.requests.delta import (
     DEFAULT_CHUNK,
     ChunkRecurrence,
     Delta,
@@ -24,10 +27,7 @@ from prefetchd.delta_requests import (
     ShortConvolution,
     StepRecurrence,
 )
-from prefetchd.flag_sets import flag_alternatives, list_fields
-from prefetchd.kda_requests import KdaStateCommit
-from prefetchd.profiles import Profile
-from prefetchd.protocol import Batch, MalformedRequest, op_of, request_from_fields
+from prefetchd.requests.kda import KdaStateCommit
 from prefetchd.sites import KernelSite
 from prefetchd.token_classes import Rule, representative, representatives
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from typing import ClassVar
 
-from prefetchd.delta_requests import Delta
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch, Request
 from prefetchd.provider import Limits, Provider
+from prefetchd.requests.delta import Delta
 
 from .delta_plan import requests_of_batch, templates
 
@@ -31,6 +31,15 @@ class DeltaProvider(Provider):
         if self._planned is None or self._planned[0] is not profile:
             self._planned = (profile, _planner(profile, self.kinds))
         return self._planned[1](batch)
+
+    def batch_keys(self, batch: Batch, profile: Profile) -> tuple[Hashable, ...]:
+        """Prefill tokens, all tokens (once more with prefill, which they may run through), and the decodes."""
+        prefill = sum(batch.prefill_lengths)
+        return (
+            ("prefill", prefill),
+            ("all", batch.tokens, prefill > 0),
+            ("decodes", batch.decodes, batch.speculative_tokens),
+        )
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """One request for each set of flags and class of token counts of every site."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from prefetchd.delta_requests import Delta
-from prefetchd.gdn_requests import (
+from prefetchd.protocol import op_of
+from prefetchd.requests.delta import Delta
+from prefetchd.requests.gdn import (
     ChunkGatedDeltaRule,
     FusedRecurrentGatedDeltaRule,
     FusedSigmoidGatingUpdate,
@@ -19,7 +20,6 @@ from prefetchd.gdn_requests import (
     GdnPackedDecode,
     GdnShortConvolution,
 )
-from prefetchd.protocol import op_of
 
 from .delta_provider import DeltaProvider
 

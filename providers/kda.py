@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from prefetchd.delta_requests import Delta
-from prefetchd.kda_requests import (
+from prefetchd.protocol import op_of
+from prefetchd.requests.delta import Delta
+from prefetchd.requests.kda import (
     ChunkKda,
     FusedRecurrentKda,
     KdaGate,
@@ -23,7 +24,6 @@ from prefetchd.kda_requests import (
     KdaShortConvolution,
     KdaStateCommit,
 )
-from prefetchd.protocol import op_of
 
 from .delta_provider import DeltaProvider
 

@@ -10,21 +10,22 @@ Not driven: verification of drafted tokens, states stored in mid-sequence for pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from prefetchd.flag_sets import flag_alternatives, list_fields
-from prefetchd.mamba_requests import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill, Role
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch, MalformedRequest, Request, op_of, request_from_fields
 from prefetchd.provider import Limits, Provider, Unavailable
+from prefetchd.requests.mamba import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill, Role
 from prefetchd.sites import KernelSite
 
 from .mamba_classes import (
     all_scan_classes,
+    chunk_spread,
     class_of,
     count_class,
     count_classes,
@@ -61,12 +62,21 @@ class MambaProvider(Provider):
     def __init__(self) -> None:
         self._homes: dict[str, Home] = {}
         self._planned: tuple[Profile, Callable[[Batch], tuple[Request, ...]]] | None = None
+        self._chunks: tuple[Profile, tuple[int, ...]] | None = None
 
     def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
         """The representatives of this batch's classes; a site it cannot serve asks for nothing."""
         if self._planned is None or self._planned[0] is not profile:
             self._planned = (profile, _planner(profile))
         return self._planned[1](batch)
+
+    def batch_keys(self, batch: Batch, profile: Profile) -> tuple[Hashable, ...]:
+        """The three counts, and what the lengths say about the number of chunks."""
+        if self._chunks is None or self._chunks[0] is not profile:
+            self._chunks = (profile, _chunk_sizes(profile))
+        lengths = batch.prefill_lengths
+        spread = tuple(chunk_spread(lengths, chunk) for chunk in self._chunks[1])
+        return ("tokens", batch.tokens), ("decodes", batch.decodes), ("prefill", sum(lengths), spread)
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """One request of every class that the limits reach, for every set of flags of every site."""
@@ -201,6 +211,15 @@ def _indices_behind(request: Mamba2) -> tuple[Role, ...]:
     """The slot numbers are four bytes each, and a batch's decodes and prefills share one tensor of them."""
     named = isinstance(request, (Mamba2Decode, CausalConv1d)) and request.indices
     return ("indices",) if named else ()
+
+
+def _chunk_sizes(profile: Profile) -> tuple[int, ...]:
+    """Those of the scans whose number of chunks depends on more than the tokens."""
+    try:
+        scans = [one for one in _templates(profile) if isinstance(one, Mamba2Prefill) and _cut(one)]
+    except ValueError:
+        return ()
+    return tuple(sorted({one.chunk for one in scans}))
 
 
 def _planner(profile: Profile) -> Callable[[Batch], tuple[Request, ...]]:

@@ -98,3 +98,15 @@ def possible_chunks(lengths: tuple[int, ...], chunk: int, *, cut: bool) -> range
         return range(least, least + 1)
     most = sum(natural_chunks(length, chunk) + (length > 1) for length in lengths)
     return range(least, most + 1)
+
+
+def chunk_spread(lengths: tuple[int, ...], chunk: int) -> int:
+    """How far apart the ends of `possible_chunks` lie, at most `UNIT`: from there every class is among them.
+
+    Quick enough for the scheduler's thread: each sequence longer than one token adds at least one.
+    """
+    longer = len(lengths) - lengths.count(1) - lengths.count(0)
+    if longer >= UNIT:
+        return UNIT
+    counts = possible_chunks(tuple(length for length in lengths if length > 0), chunk, cut=True)
+    return min(len(counts) - 1, UNIT)

@@ -7,7 +7,7 @@ from typing import Any
 import deep_gemm
 import torch
 
-from prefetchd.deep_gemm_requests import (
+from prefetchd.requests.deep_gemm import (
     Fp8Fp4MqaLogits,
     Fp8Fp4PagedMqaLogits,
     Fp8MqaLogits,

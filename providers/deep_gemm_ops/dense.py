@@ -9,7 +9,7 @@ import deep_gemm
 import torch
 
 from prefetchd.codec import op_of
-from prefetchd.deep_gemm_requests import (
+from prefetchd.requests.deep_gemm import (
     Bf16Gemm,
     Bf16GemmNn,
     Bf16GemmNt,

@@ -16,9 +16,9 @@ import deep_gemm
 import torch
 
 from prefetchd.codec import op_of
-from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.provider import Unavailable
 from prefetchd.request import Request
+from prefetchd.requests.deep_gemm import DeepGemmRequest
 
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import deep_gemm
 import torch
 
-from prefetchd.deep_gemm_requests import (
+from prefetchd.requests.deep_gemm import (
     Bf16GroupedContiguousNn,
     Bf16GroupedContiguousNt,
     Bf16GroupedMaskedNt,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import deep_gemm
 import torch
 
-from prefetchd.deep_gemm_mega_requests import (
+from prefetchd.requests.deep_gemm_mega import (
     Bf16MegaMoe,
     Fp8Fp4MegaMoe,
     Fp8MegaMoe,

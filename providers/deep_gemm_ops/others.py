@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from prefetchd.deep_gemm_requests import (
+from prefetchd.requests.deep_gemm import (
     Bf16KGroupedTn,
     Einsum,
     Fp4KGroupedNt,

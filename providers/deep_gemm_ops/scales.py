@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from prefetchd.deep_gemm_requests import ScaleLayout, Scales
 from prefetchd.provider import Unavailable
+from prefetchd.requests.deep_gemm import ScaleLayout, Scales
 
 from .driver import FLOAT, INT, Driver, align, ceil_div
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
-from prefetchd.delta_requests import Gate, GatedNorm, ShortConvolution, sequence_lengths
-from prefetchd.kda_requests import KdaGate, KdaStateCommit
 from prefetchd.protocol import op_of
+from prefetchd.requests.delta import Gate, GatedNorm, ShortConvolution, sequence_lengths
+from prefetchd.requests.kda import KdaGate, KdaStateCommit
 
 from .homes import call, entry
 from .tensors import Tensors, equal_lengths

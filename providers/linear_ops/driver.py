@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from prefetchd.delta_requests import Gate, GatedNorm, PackedDecode, Recurrence, ShortConvolution
-from prefetchd.gdn_requests import FusedSigmoidGatingUpdate
-from prefetchd.kda_requests import KdaStateCommit
 from prefetchd.protocol import Request, op_of
 from prefetchd.provider import Unavailable
+from prefetchd.requests.delta import Gate, GatedNorm, PackedDecode, Recurrence, ShortConvolution
+from prefetchd.requests.gdn import FusedSigmoidGatingUpdate
+from prefetchd.requests.kda import KdaStateCommit
 
 from .around import run_conv, run_gate, run_norm, run_state_commit
 from .recurrence import run_gating_update, run_packed_decode, run_recurrence

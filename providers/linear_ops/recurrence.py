@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from prefetchd.delta_requests import (
+from prefetchd.protocol import op_of
+from prefetchd.provider import Unavailable
+from prefetchd.requests.delta import (
     ChunkRecurrence,
     PackedDecode,
     Recurrence,
     StepRecurrence,
     sequence_lengths,
 )
-from prefetchd.gdn_requests import FusedSigmoidGatingUpdate
-from prefetchd.kda_requests import ChunkKda, FusedRecurrentKda, KdaPackedDecode
-from prefetchd.protocol import op_of
-from prefetchd.provider import Unavailable
+from prefetchd.requests.gdn import FusedSigmoidGatingUpdate
+from prefetchd.requests.kda import ChunkKda, FusedRecurrentKda, KdaPackedDecode
 
 from .homes import FLA, call, entry, takes
 from .tensors import Tensors, equal_lengths

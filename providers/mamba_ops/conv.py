@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from prefetchd.mamba_requests import CausalConv1d
 from prefetchd.provider import Unavailable
+from prefetchd.requests.mamba import CausalConv1d
 
 from .homes import Home, accepted
 from .tensors import Tensors

@@ -11,7 +11,7 @@ import inspect
 
 import torch
 
-from prefetchd.mamba_requests import Mamba2Decode
+from prefetchd.requests.mamba import Mamba2Decode
 
 from .homes import Home, accepted
 from .tensors import Tensors

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefetchd.mamba_requests import GatedNorm
+from prefetchd.requests.mamba import GatedNorm
 
 from .homes import Home
 from .tensors import Tensors

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from prefetchd.mamba_requests import Mamba2Prefill
+from prefetchd.requests.mamba import Mamba2Prefill
 
 from .homes import Call, Home, accepted
 from .tensors import TYPES, Tensors

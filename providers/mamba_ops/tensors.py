@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from prefetchd.mamba_requests import Mamba2
+from prefetchd.requests.mamba import Mamba2
 
 TYPES = {
     "bfloat16": torch.bfloat16,

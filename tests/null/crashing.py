@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from prefetchd.compilers import load_compiler
-from prefetchd.deep_gemm_requests import Fp8GemmNt
 from prefetchd.protocol import Request, sweeps
+from prefetchd.requests.deep_gemm import Fp8GemmNt
 from prefetchd.targets import load_target
 from prefetchd.trace import Mode
 from prefetchd.trace_child import Trace, TraceChild

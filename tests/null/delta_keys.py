@@ -17,8 +17,11 @@ from typing import Any
 import msgspec
 
 from prefetchd.compilers.triton_capture import intercept
-from prefetchd.delta_requests import ChunkRecurrence, ShortConvolution, StepRecurrence
-from prefetchd.gdn_requests import (
+from prefetchd.profiles import profile_from_config
+from prefetchd.provider import Limits, Unavailable
+from prefetchd.request import Request
+from prefetchd.requests.delta import ChunkRecurrence, ShortConvolution, StepRecurrence
+from prefetchd.requests.gdn import (
     ChunkGatedDeltaRule,
     FusedRecurrentGatedDeltaRule,
     FusedSigmoidGatingUpdate,
@@ -26,7 +29,7 @@ from prefetchd.gdn_requests import (
     GdnGatedNorm,
     GdnPackedDecode,
 )
-from prefetchd.kda_requests import (
+from prefetchd.requests.kda import (
     ChunkKda,
     FusedRecurrentKda,
     KdaGate,
@@ -35,9 +38,6 @@ from prefetchd.kda_requests import (
     KdaShortConvolution,
     KdaStateCommit,
 )
-from prefetchd.profiles import profile_from_config
-from prefetchd.provider import Limits, Unavailable
-from prefetchd.request import Request
 from prefetchd.targets import load_target
 from prefetchd_providers.delta_provider import DeltaProvider
 from prefetchd_providers.gdn import GdnProvider

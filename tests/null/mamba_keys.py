@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from prefetchd.compilers.triton_capture import intercept
-from prefetchd.mamba_requests import CausalConv1d, GatedNorm, Mamba2Decode, Mamba2Prefill
 from prefetchd.provider import Unavailable
 from prefetchd.request import Request
+from prefetchd.requests.mamba import CausalConv1d, GatedNorm, Mamba2Decode, Mamba2Prefill
 from prefetchd_providers.mamba import MambaProvider
 from prefetchd_providers.mamba_classes import scan_classes
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from deep_gemm_tracing import Traced, trace
 
-from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.protocol import REQUEST_TYPES, Sweep, request_from_fields
+from prefetchd.requests.deep_gemm import DeepGemmRequest
 
 LINES = ("new", "old")
 # One target for each architecture that the packages know.

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetchd.delta_requests import sequence_lengths
-from prefetchd.gdn_requests import ChunkGatedDeltaRule
-from prefetchd.kda_requests import ChunkKda, FusedRecurrentKda, KdaShortConvolution
 from prefetchd.protocol import MalformedRequest, decode_request, encode_request, request_from_fields, sweeps
+from prefetchd.requests.delta import sequence_lengths
+from prefetchd.requests.gdn import ChunkGatedDeltaRule
+from prefetchd.requests.kda import ChunkKda, FusedRecurrentKda, KdaShortConvolution
 
 SIZES: dict[str, Any] = {"heads": 4, "key_dim": 128, "value_dim": 128}
 

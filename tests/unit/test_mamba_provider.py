@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetchd.mamba_requests import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill
 from prefetchd.profiles import Profile
 from prefetchd.protocol import (
     Batch,
@@ -18,6 +17,7 @@ from prefetchd.protocol import (
     request_from_fields,
 )
 from prefetchd.provider import Limits
+from prefetchd.requests.mamba import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill
 from prefetchd.sites import Flag, KernelSite
 from prefetchd.targets import load_target
 from prefetchd_providers.mamba import MambaProvider

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from prefetchd.compilers.base import Capture, Command, Compiler, EntryState, Job
-from prefetchd.deep_gemm_requests import Bf16GemmNt
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch, Request, Sweep, sweeps
 from prefetchd.provider import Limits, Provider, Unavailable
+from prefetchd.requests.deep_gemm import Bf16GemmNt
 from prefetchd.trace import Mode, Report
 from prefetchd.trace_child import MAX_CRASHES, MAX_FAILURES, Trace, TraceChild
 

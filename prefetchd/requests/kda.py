@@ -1,7 +1,7 @@
 """The requests of the KDA family (Kimi Delta Attention): the recurrence and the kernels around it in a layer.
 
 KDA's gate decays every key channel by itself, so it is as wide as the keys. Shared fields are in
-`delta_requests.py`.
+`delta.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Annotated
 
 import msgspec
 
-from prefetchd.delta_requests import (
+from prefetchd.request import Size
+from prefetchd.requests.delta import (
     ChunkRecurrence,
     Delta,
     Dtype,
@@ -20,7 +21,6 @@ from prefetchd.delta_requests import (
     ShortConvolution,
     StepRecurrence,
 )
-from prefetchd.request import Size
 
 # The least decay of a bounded gate, in log space; 0 is an unbounded one. Libraries take -5 to below 0.
 LowerBound = Annotated[int, msgspec.Meta(ge=-5, le=0)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from prefetchd.deep_gemm_requests import DeepGemmRequest
 from prefetchd.request import Size
+from prefetchd.requests.deep_gemm import DeepGemmRequest
 
 
 class MegaMoe(DeepGemmRequest, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
 """The requests of the gated delta rule (GDN, as in Qwen3-Next): the recurrence and the kernels around it.
 
-GDN's gate is one number for each value head. Shared fields are in `delta_requests.py`.
+GDN's gate is one number for each value head. Shared fields are in `delta.py`.
 """
 
 from __future__ import annotations
 
-from prefetchd.delta_requests import (
+from prefetchd.requests.delta import (
     ChunkRecurrence,
     Gate,
     GatedNorm,

@@ -35,6 +35,9 @@ from prefetchd.winners import Tuning
 MAX_CRASHES = 16
 # Failures are reported one by one up to here; those that follow say nothing new and are only counted.
 MAX_FAILURES = 64
+# A refused compile costs up to 0.1 s. A sweep that keeps failing is counted exactly for this long; then the
+# rest counts as failed too, since nothing has shown that it works.
+FAILING_S = 20.0
 MAX_TEXT = 2000
 
 
@@ -163,19 +166,23 @@ class TraceChild:
         return _Outcome(seconds=time.perf_counter() - begun, jobs=jobs, failures=failures, tunings=tunings)
 
     def _run_requests(self, captures: Sequence[Capture], failures: list[Failure]) -> None:
+        first_failure = 0.0
         for index, request in self._remaining():
             struct.pack_into("<q", self._progress, 0, index)
             failure = self._attempt(request, captures)
             if failure is None:
                 continue
-            if failure.kind == "unavailable":
-                rest = len(self._trace.sweep) - index
-                failures.append(msgspec.structs.replace(failure, requests=rest))
-                return
-            if len(failures) < MAX_FAILURES:
-                failures.append(failure)
+            first_failure = first_failure or time.monotonic()
+            listed = len(failures) < MAX_FAILURES
+            given_up = not listed and time.monotonic() - first_failure > FAILING_S
+            ends = failure.kind == "unavailable" or given_up
+            count = len(self._trace.sweep) - index if ends else 1
+            if listed:
+                failures.append(msgspec.structs.replace(failure, requests=count))
             else:
-                failures[-1] = msgspec.structs.replace(failures[-1], requests=failures[-1].requests + 1)
+                failures[-1] = msgspec.structs.replace(failures[-1], requests=failures[-1].requests + count)
+            if ends:
+                return
 
     def _unavailable(self, text: str) -> Failure:
         rest = len(self._trace.sweep) - self._first

@@ -26,7 +26,7 @@ ENGINE = Path(__file__).with_name("engine.py")
 # Lets another user run an interpreter that only root may read; it gives no right to write anywhere.
 READ_ANYTHING = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search")
 # Far beyond what any of them needs: a command that is still there has hung.
-TIME_LIMIT_S = 300
+TIME_LIMIT_S = 120
 
 NVCC = """\
 #!/bin/sh

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from prefetchd import trace_child
 from prefetchd.compilers.base import Capture, Command, Compiler, EntryState, Job
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch, Request, Sweep, sweeps
@@ -183,6 +184,33 @@ def test_failures_are_bounded_and_all_requests_counted(tmp_path: Path) -> None:
     report = run(tmp_path, act)
 
     assert len(report.failures) == MAX_FAILURES
+    assert sum(failure.requests for failure in report.failures) == 100
+
+
+def test_few_failures_among_many_are_counted_exactly(tmp_path: Path) -> None:
+    def act(m: int) -> None:
+        if m <= MAX_FAILURES + 10:
+            raise ValueError(str(m))
+
+    report = run(tmp_path, act)
+
+    assert sum(failure.requests for failure in report.failures) == MAX_FAILURES + 10
+
+
+def test_sweep_that_keeps_failing_slowly_is_given_up_with_the_rest_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_child, "FAILING_S", 0.0)
+    calls = tmp_path / "calls"
+
+    def act(m: int) -> None:
+        with calls.open("a") as file:
+            file.write("x")
+        raise ValueError(str(m))
+
+    report = run(tmp_path, act)
+
+    assert len(calls.read_text()) == MAX_FAILURES + 1
     assert sum(failure.requests for failure in report.failures) == 100
 
 

@@ -48,7 +48,7 @@ class Provider(ABC):
         """Requests that this batch will cause; over-asking is fine. Raises nothing: it may answer none."""
 
     def batch_keys(self, batch: Batch, profile: Profile) -> tuple[Hashable, ...]:
-        """What `plan` looks at, as keys independent of each other: on the scheduler's thread, so in one or two µs.
+        """What `plan` looks at, as keys independent of each other; on the scheduler's thread, so quick.
 
         The promise: where each key of a batch was met in some earlier batch, not necessarily the same one,
         `plan` has nothing for this batch that it had not for those. Unless a family says better, every

@@ -65,7 +65,7 @@ class DeepGemmProvider(Provider):
         return self._planned[1](batch)
 
     def batch_keys(self, batch: Batch, profile: Profile) -> tuple[int, int]:
-        """The tokens, and (negative, to tell them apart) those of prefill: no rule for M uses both at once."""
+        """All tokens, and (negative, to tell them apart) those of prefill: no rule for M mixes the two."""
         return batch.tokens, -sum(batch.prefill_lengths)
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:

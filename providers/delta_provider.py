@@ -33,7 +33,7 @@ class DeltaProvider(Provider):
         return self._planned[1](batch)
 
     def batch_keys(self, batch: Batch, profile: Profile) -> tuple[Hashable, ...]:
-        """Prefill tokens, all tokens (once more with prefill, which they may run through), and the decodes."""
+        """Prefill tokens, all tokens (with or without prefill, whose kernels they may use), and decodes."""
         prefill = sum(batch.prefill_lengths)
         return (
             ("prefill", prefill),

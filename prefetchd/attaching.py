@@ -1,0 +1,137 @@
+"""`prefetchd.attach`: what an engine calls once, to tell prefetchd from then on what it is about to run.
+
+It always returns a handle and never raises. Where prefetchd is switched off, or anything is wrong with it,
+the handle does nothing and one line in the log says why; the engine's code is the same either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from prefetchd.client import Client
+from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
+from prefetchd.endpoint import EndpointError, find_endpoint
+from prefetchd.introduction import Introduction
+from prefetchd.planner import Planner
+from prefetchd.profile_codec import encode_profile
+from prefetchd.profiles import Profile, read_profile
+from prefetchd.protocol import Batch, Universe
+from prefetchd.provider import Provider, load_providers
+from prefetchd.targets import Target, load_target
+
+log = logging.getLogger("prefetchd")
+
+# An ordinary step with a bit of everything: a family that asks for nothing here has no site in the profile.
+ORDINARY = Batch(tokens=130, prefill_lengths=(64, 64), decodes=2, speculative_tokens=2)
+OFF = frozenset({"", "0"})
+
+
+class NotAttached(Exception):
+    """Why an engine goes on alone; the text names the setting and the fix."""
+
+
+class Handle:
+    """What an engine holds. `client` is there for its observer, or None when nothing is attached."""
+
+    def __init__(
+        self, client: Client | None = None, planner: Planner | None = None, reason: str = ""
+    ) -> None:
+        self.client, self.planner = client, planner
+        # Why nothing is attached; empty when something is.
+        self.reason = reason
+
+    @property
+    def attached(self) -> bool:
+        """Whether messages go anywhere."""
+        return self.client is not None
+
+    def on_schedule(self, batch: Batch) -> None:
+        """Tells what the next step will run; see `Planner`."""
+        if self.planner is not None:
+            self.planner.on_schedule(batch)
+
+    def wait(self, compiler: str, key: str) -> bool:
+        """Waits for a variant that is compiling now, as long as `PREFETCHD_WAIT_MS` allows."""
+        return self.client is not None and self.client.wait(compiler, key)
+
+    def close(self) -> None:
+        """Says goodbye; later calls do nothing."""
+        if self.client is not None:
+            self.client.close()
+
+
+def attach(
+    profile: Profile | str | Path | None = None,
+    *,
+    engine: str = "python",
+    rank: int = 0,
+    world: int = 1,
+    device: int = 0,
+    target: Target | None = None,
+    max_tokens: int | None = None,
+    providers: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Handle:
+    """Attaches this rank to the daemon, whether that is there yet or not.
+
+    `profile` is one, or its file; without it the setting `profile` names the file. `device` is the CUDA
+    device of this rank as this process counts them, and `target` says what it is where that is known already.
+    """
+    environment = os.environ if environment is None else environment
+    if environment.get(ENABLED_VARIABLE, "") in OFF:
+        return Handle(reason=f"{ENABLED_VARIABLE} is not set")
+    try:
+        settings = load_settings(environment)
+        chosen = _profile(profile, settings)
+        families = _families(chosen, providers)
+        introduction = Introduction(
+            engine=engine,
+            compilers=dict.fromkeys(name for one in families.values() for name in one.compilers),
+            rank=rank,
+            world=world,
+            device=device,
+            target=target or (load_target(settings.target) if settings.target else None),
+        )
+        client = Client(_address(settings, environment), introduction, wait_ms=settings.wait_ms)
+        limit = max_tokens or settings.max_tokens
+        client.universe(Universe(profile=encode_profile(chosen), providers=tuple(families), max_tokens=limit))
+        handle = Handle(client, Planner(chosen, families, client))
+    except Exception as error:
+        log.warning("prefetchd: not attached, the engine goes on alone: %s", error)
+        return Handle(reason=str(error))
+    log.info("prefetchd: rank %d attached to %s for %s", rank, client.address, ", ".join(families))
+    return handle
+
+
+def _profile(given: Profile | str | Path | None, settings: Settings) -> Profile:
+    if isinstance(given, Profile):
+        return given
+    named = given or settings.profile
+    if not named:
+        raise NotAttached("no profile: pass one to attach(), or name its file in PREFETCHD_PROFILE")
+    return read_profile(named)
+
+
+def _families(profile: Profile, names: Iterable[str]) -> dict[str, Provider]:
+    """The installed providers that have something to say about this profile."""
+    found = load_providers(names)
+    serving = {name: one for name, one in found.items() if any(True for _ in one.plan(ORDINARY, profile))}
+    if not serving:
+        raise NotAttached(
+            f"no provider serves {profile.model}: {', '.join(found) or 'none'} asks for nothing; correct the "
+            "profile's sites or install the provider of their ops"
+        )
+    return serving
+
+
+def _address(settings: Settings, environment: Mapping[str, str]) -> str:
+    endpoint = find_endpoint(environment, settings.endpoint)
+    if endpoint.directory is None:
+        raise EndpointError(
+            f"endpoint {endpoint.address}: an engine attaches to a daemon of its own node; use an ipc:// one"
+        )
+    endpoint.check()
+    return endpoint.address

@@ -1,0 +1,124 @@
+"""Beside the scheduler: from its next batch to requests nobody has asked for yet.
+
+The scheduler's thread may lose microseconds, and a provider's `plan` takes up to milliseconds. So
+`on_schedule` only looks up what each provider says it depends on (`Provider.batch_keys`) in a set of what was
+met before; a batch with something new in it is left to the client's background thread. The subtle rule is
+that keys are independent of each other: a batch is known when each of its keys was met in *some* batch, or
+else lengths and counts would make nearly every batch a new one for ever.
+
+Everything is bounded. A batch that had to be dropped is forgotten, so that the next like it is planned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from prefetchd.client import Client
+from prefetchd.guard import guarded
+from prefetchd.profiles import Profile
+from prefetchd.protocol import Batch, Request
+from prefetchd.provider import Provider
+
+# Batches that wait to be planned. The background thread plans hundreds a second; a backlog of more is older
+# than the steps it was meant for.
+MAX_PENDING = 256
+# DeepGEMM's keys are two for each token count; more than this means a provider that tells every batch apart.
+MAX_KEYS = 1 << 16
+# DeepSeek-V3 at 8192 tokens has 82,000 requests; one takes about 150 bytes.
+MAX_ASKED = 1 << 17
+# Planned before the background thread looks at its socket again.
+BATCHES_AT_ONCE = 8
+NOTHING: list[Request] = []
+
+
+class _Family(NamedTuple):
+    """One provider, and which keys of batches it has met."""
+
+    name: str
+    provider: Provider
+    met: set[Hashable]
+
+
+class _Pending(NamedTuple):
+    family: _Family
+    batch: Batch
+    keys: tuple[Hashable, ...]
+
+
+class Planner:
+    """One profile's planner. `on_schedule` belongs to the scheduler's thread, the rest to the client's."""
+
+    def __init__(self, profile: Profile, providers: Mapping[str, Provider], client: Client) -> None:
+        self.guard = client.guard
+        # Batches that were not planned because too many waited.
+        self.dropped = 0
+        self._profile, self._client = profile, client
+        self._families = tuple(_Family(name, provider, set()) for name, provider in providers.items())
+        self._pending: deque[_Pending] = deque()
+        self._asked: set[tuple[str, Request]] = set()
+        self._losses = client.losses
+        client.add_source(self.work)
+
+    def on_schedule(self, batch: Batch) -> None:
+        """Tells what the next step will run. Returns in microseconds and raises nothing."""
+        try:
+            if self._losses != self._client.losses:
+                self._forget_all()
+            for family in self._families:
+                keys = family.provider.batch_keys(batch, self._profile)
+                if not family.met.issuperset(keys):
+                    self._leave(_Pending(family, batch, keys))
+        except Exception as error:
+            self.guard.caught("Planner.on_schedule", error)
+
+    def _leave(self, pending: _Pending) -> None:
+        """To the background thread, at once known so that the same batch is not left twice."""
+        met = pending.family.met
+        if len(met) > MAX_KEYS:
+            met.clear()
+        met.update(pending.keys)
+        self._pending.append(pending)
+        if len(self._pending) > MAX_PENDING:
+            oldest = self._pending.popleft()
+            oldest.family.met.difference_update(oldest.keys)
+            self.dropped += 1
+        self._client.wake()
+
+    def _forget_all(self) -> None:
+        self._losses = self._client.losses
+        for family in self._families:
+            family.met.clear()
+        # A new set: the background thread may be adding to the old one.
+        self._asked = set()
+
+    @guarded(False)
+    def work(self) -> bool:
+        """Plans some of what is pending and sends what is new as one plan; True if more is pending."""
+        fresh: dict[str, list[Request]] = {}
+        for _ in range(BATCHES_AT_ONCE):
+            if not self._pending:
+                break
+            family, batch, _keys = self._pending.popleft()
+            if found := self._new_requests(family, batch):
+                fresh.setdefault(family.name, []).extend(found)
+            # Gives the interpreter lock to the scheduler, if it wants it.
+            time.sleep(0)
+        if fresh and not self._client.plan(fresh):
+            self._asked.difference_update((name, request) for name in fresh for request in fresh[name])
+        return bool(self._pending)
+
+    @guarded(NOTHING)
+    def _new_requests(self, family: _Family, batch: Batch) -> list[Request]:
+        asked = self._asked
+        if len(asked) > MAX_ASKED:
+            asked.clear()
+        found: list[Request] = []
+        for request in family.provider.plan(batch, self._profile):
+            item = (family.name, request)
+            if item not in asked:
+                asked.add(item)
+                found.append(request)
+        return found

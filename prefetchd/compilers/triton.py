@@ -256,7 +256,9 @@ def find_root(environment: Mapping[str, str]) -> Path:
     """Where an engine with this environment looks, absolute. Raises `CompilerUnavailable`."""
     value = environment.get(CACHE_VARIABLE)
     if value is None:
-        home = environment.get(HOME_VARIABLE) or environment.get("HOME") or _home_of_user()
+        home = environment.get(HOME_VARIABLE, environment.get("HOME"))
+        if home is None:
+            home = _home_of_user()
         if not Path(home).is_absolute():
             raise CompilerUnavailable(
                 f"{HOME_VARIABLE} or HOME is {home!r} and {CACHE_VARIABLE} is unset, so Triton's cache would "

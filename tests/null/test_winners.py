@@ -348,7 +348,9 @@ class TestKda:
         return answer
 
     @pytest.mark.slow
-    @pytest.mark.ci
+    @pytest.mark.parametrize(
+        "line", [pytest.param("installed", marks=pytest.mark.ci), "other"], indirect=True
+    )
     def test_winners_alone_are_compiled_seeded_and_enough(self, place: Place, tmp_path: Path) -> None:
         pytest.importorskip("fla")
         traced = place.trace(json.dumps(KDA))

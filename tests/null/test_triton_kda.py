@@ -1,0 +1,43 @@
+"""The whole key set of an unmodified library's operation, by its counts on an H200 and a B200."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fla")
+
+from triton_site import HERE, LIMIT_S, Site  # noqa: E402
+
+from prefetchd.null_device import launcher  # noqa: E402
+from prefetchd.null_device.launcher import KEEP_NO_TIMINGS  # noqa: E402
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["installed", "other"])
+@pytest.mark.parametrize(("target", "counts"), [("h200", [110, 185]), ("b200", [104, 179])])
+def test_chunk_kda_has_as_many_keys_as_a_real_device_compiles(
+    line: str, target: str, counts: list[int], tmp_path: Path
+) -> None:
+    site = Site(tmp_path, other=line == "other", target=target)
+    child = launcher.environment(site.target, site.environment, integer_ops=True)
+    # fla's own default then, by which every tuner asks for its results to be kept.
+    for name in KEEP_NO_TIMINGS:
+        del child[name]
+
+    done = subprocess.run(
+        [sys.executable, str(HERE / "kda_process.py"), "--target", target, "--scratch", str(site.scratch())],
+        env=child,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"counts": counts, "written": []}
+    assert not list(tmp_path.rglob("*.autotune.json"))

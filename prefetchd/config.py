@@ -69,6 +69,36 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # The model's profile file, for engines that do not hand one to `attach`.
     profile: str | None = None
 
+    # Where the daemon shows its metrics and its readiness: host:port; "off": nowhere.
+    metrics: str = "127.0.0.1:9464"
+    # A second door of the daemon for other nodes: tcp://host:port. Needs `prefetchd keygen` and `allow_peers`.
+    listen: str | None = None
+    # Where the daemon's CURVE keys lie; unset: `prefetchd/keys` in the user's configuration directory.
+    keys: str | None = None
+    # Public keys of the peers that may connect by TCP.
+    allow_peers: tuple[str, ...] = ()
+    # Cache directories that engines may name although they are not ours alone (links, another owner).
+    allow_cache_roots: tuple[str, ...] = ()
+    # Interpreters that helpers may be started with, beside the daemon's own.
+    allow_interpreters: tuple[str, ...] = ()
+    # Package directories that helpers may import from, beside those of the interpreter.
+    allow_library_directories: tuple[str, ...] = ()
+    # Variables that helpers and compiles get beside the daemon's own environment; only from the file.
+    helper_environment: dict[str, str] = {}
+    # A helper for every rank, also for ranks of equal target and fingerprint.
+    helper_per_rank: bool = False
+    # Traces at a time in one helper; 0: half of the cores, at least one.
+    helper_traces_at_once: NotNegative = 0
+    # A helper is replaced after so many traces, or above this size: libraries leak, and nobody would notice.
+    helper_max_traces: Positive = 2000
+    helper_max_rss_mb: Positive = 8192
+    # How long the daemon lets running compiles finish when it is asked to end.
+    stop_timeout_s: Seconds = 10.0
+    # The daemon ends after so long without a peer and without work; 0: never.
+    idle_exit_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    # Peers known at a time; beyond it the longest silent one must introduce itself again.
+    max_peers: Positive = 4096
+
 
 def load_settings(environment: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """The settings from environment, file and defaults. Raises `ConfigError`."""
@@ -121,6 +151,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 def _converted(field: str, value: object, where: str) -> Any:
     (info,) = (f for f in msgspec.structs.fields(Settings) if f.name == field)
+    if isinstance(value, str) and info.type == tuple[str, ...]:
+        # A variable holds several separated by commas, which neither CURVE keys nor sane paths contain.
+        value = [part.strip() for part in value.split(",") if part.strip()]
     try:
         return msgspec.convert(value, info.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:

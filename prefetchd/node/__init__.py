@@ -1,0 +1,1 @@
+"""The daemon's parts, one concern a module; `prefetchd/daemon.py` puts them together."""

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("fla")
 
-from triton_site import HERE, LIMIT_S, Site  # noqa: E402
+from triton_site import HERE, LIMIT_S, Site
 
-from prefetchd.null_device import launcher  # noqa: E402
-from prefetchd.null_device.launcher import KEEP_NO_TIMINGS  # noqa: E402
+from prefetchd.null_device import launcher
+from prefetchd.null_device.launcher import KEEP_NO_TIMINGS
 
 
 @pytest.mark.slow

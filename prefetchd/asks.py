@@ -9,7 +9,6 @@ item at most once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -186,12 +185,11 @@ class FairQueue(Generic[Item]):
             self.depth[now] += 1
         item.counted = now
 
-    def forget(self, ranks: Iterable[Rank]) -> None:
-        """Removes the lanes of ranks that ask for nothing any more."""
-        for rank in ranks:
-            for lanes, turns in zip(self._lanes, self._turns, strict=True):
-                if lanes.pop(rank, None) is not None:
-                    turns.remove(rank)
+    def forget(self, rank: Rank) -> None:
+        """Removes the lanes of a rank that asks for nothing any more."""
+        for lanes, turns in zip(self._lanes, self._turns, strict=True):
+            if lanes.pop(rank, None) is not None:
+                turns.remove(rank)
 
 
 def _next_waiting(lane: _Lane[Item], rank: Rank, priority: Priority) -> Item | None:

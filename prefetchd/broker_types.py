@@ -79,8 +79,8 @@ class Publish(msgspec.Struct, frozen=True, kw_only=True):
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """How a compile or a publish ended.
 
-    `retryable` for what is the machine's fault (time, memory, disk, signal, a lost process). `source_gone` for
-    a publish that found nothing to publish. `found`: an engine or a stranger had published it first.
+    `retryable`: the machine's fault (time, memory, disk, signal, a lost process). `source_gone`: a publish
+    found nothing to publish. `found`: an engine or a stranger had published it first.
     """
 
     ok: bool
@@ -114,9 +114,7 @@ class Accepted(msgspec.Struct, frozen=True):
 KeyState: TypeAlias = Literal["unknown", "missing", "compiling", "published", "failed"]
 # queued, tracing: its keys are not known yet. open: some key is not published in the rank's roots yet.
 # failed: a key failed. uncovered: it could not be traced, or a compiler of it has no root here.
-RequestState: TypeAlias = Literal[
-    "unknown", "queued", "tracing", "open", "published", "failed", "uncovered"
-]
+RequestState: TypeAlias = Literal["unknown", "queued", "tracing", "open", "published", "failed", "uncovered"]
 
 
 class KeyStatus(msgspec.Struct, frozen=True):
@@ -173,20 +171,29 @@ class Stats(msgspec.Struct, kw_only=True):
     compiling: int
     publishing: int
     checking: int
+    engines_compiling: int
     waiting: int
     attached: int
     groups: int
     known_keys: int
     failed_keys: int
+    # Requests and sweeps that are known to the groups.
     requests: int
     # Totals since the start.
     asked: int
     refused: int
     traced: int
+    # Requests that failed to be traced.
     uncovered: int
     compiled: int
+    # Compiles that found the key published when they ended.
     found: int
-    compile_failures: int
+    # Of compiles and publishes, retried ones included.
+    failures: int
     published: int
     demoted: int
+    # Fingerprint mismatches by "compiler field".
+    mismatches: dict[str, int]
     drained: bool
+    # The latest reasons for which something is not covered.
+    problems: list[str]

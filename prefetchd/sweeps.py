@@ -8,7 +8,7 @@ may be inferred from a sweep that was not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from itertools import chain
 from operator import attrgetter
@@ -93,6 +93,13 @@ def spans(values: Iterable[int]) -> tuple[Span, ...]:
         found.append((ordered[start], ordered[end - 1] + 1, step))
         start = end
     return tuple(found)
+
+
+def site_of(request: Request) -> tuple[Hashable, int | None]:
+    """What the request shares with all that differ from it in the sweep field alone, and its own value."""
+    kind = type(request)
+    swept, rest = _accessors(kind)
+    return (kind, rest(request)), (swept(request) if swept else None)
 
 
 def encode_sweeps(items: Iterable[Sweep]) -> bytes:

@@ -1,0 +1,436 @@
+"""From a plan to the keys it comes to: tasks, who wants them and how urgently, and what helpers report.
+
+The promise: a want ends only when every key of its task is settled for its rank, when the task cannot be
+traced, or when the rank leaves. A deadline that passes makes a want less urgent and never ends it; a helper
+that dies gives its tasks back.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from itertools import chain, count
+from math import inf
+
+from prefetchd.broker_types import Accepted, Group, Priority, Rank, RequestState, TraceOrder
+from prefetchd.compilers.base import Job
+from prefetchd.job_queue import JobQueue
+from prefetchd.keys import MAX_TEXT, Key, KeyTable
+from prefetchd.ranks import Ranks, RankState
+from prefetchd.sweeps import Sweep
+from prefetchd.tasks import MAX_CRASHES, MAX_TASKS, GroupState, Task, TaskState, Universe, Want
+from prefetchd.timers import Timers
+from prefetchd.trace import Failure, Report
+
+# Groups without a rank that are kept: an engine that restarts finds its universe traced.
+MAX_IDLE_GROUPS = 16
+# Enough to see what is wrong; the rest is in the log.
+MAX_PROBLEMS = 32
+# Failures of one sweep kept with their text; the count is kept for all.
+MAX_TASK_FAILURES = 8
+
+
+class TraceQueue:
+    """The groups and their tasks."""
+
+    def __init__(self, keys: KeyTable, ranks: Ranks, jobs: JobQueue, max_tasks: int = MAX_TASKS) -> None:
+        self._keys = keys
+        self._ranks = ranks
+        self._jobs = jobs
+        self._max_tasks = max_tasks
+        self._groups: OrderedDict[Group, GroupState] = OrderedDict()
+        self._tracing: dict[int, Task] = {}
+        self._ids = count(1)
+        self._deadlines: Timers[tuple[Task, Rank, Want]] = Timers(
+            lambda item, _: item[0].wants.get(item[1]) is item[2]
+        )
+        # Grows when something once settled is open again: what tasks remember as done is then looked at anew.
+        self._epoch = 0
+        self._open_wants = 0
+        # The latest reasons for which something is not covered.
+        self.problems: deque[str] = deque(maxlen=MAX_PROBLEMS)
+        self.asked_total = 0
+        self.refused_total = 0
+        self.traced_total = 0
+        self.uncovered_total = 0
+        self.demoted_total = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything asked for is not settled yet."""
+        return bool(self._open_wants or self._tracing or any(g.universes for g in self._groups.values()))
+
+    @property
+    def tracing(self) -> int:
+        """How many tasks helpers have."""
+        return len(self._tracing)
+
+    def groups(self) -> list[GroupState]:
+        """Every known group."""
+        return list(self._groups.values())
+
+    def group(self, name: Group) -> GroupState:
+        """The group of this name; the longest unused ones without ranks are forgotten."""
+        state = self._groups.get(name)
+        if state is None:
+            idle = [group for group in self._groups.values() if not group.ranks]
+            for oldest in idle[: max(0, len(idle) - MAX_IDLE_GROUPS + 1)]:
+                del self._groups[oldest.name]
+            self._groups[name] = state = GroupState(name, self._max_tasks)
+        self._groups.move_to_end(name)
+        return state
+
+    def invalidate(self) -> None:
+        """What ranks had found settled may not be so any more."""
+        self._epoch += 1
+
+    # Asking.
+
+    def plan(
+        self,
+        rank: RankState,
+        provider: str,
+        sweeps: Iterable[Sweep],
+        priority: Priority,
+        deadline: float | None,
+        now: float,
+    ) -> Accepted:
+        """Makes sure that each sweep is traced and its keys published, at this priority or better."""
+        table = rank.group.table(provider)
+        bit, epoch, name = rank.account.bit, self._epoch, rank.name
+        new = known = refused = 0
+        for sweep in sweeps:
+            task = table.find(sweep)
+            if task is None:
+                if not sweep.values and self._covered(table.covering(sweep.request), bit):
+                    known += 1
+                    continue
+                task = Task(next(self._ids), rank.group, provider, sweep)
+                if not rank.group.add(task):
+                    refused += 1
+                    continue
+                new += 1
+            else:
+                known += 1
+                if task.done & bit and task.epoch == epoch:
+                    continue
+                want = task.wants.get(name)
+                if want is not None:
+                    self._ask_again(task, rank, want, priority, deadline)
+                    continue
+            self._want(task, rank, priority, deadline, now)
+        self.asked_total += new + known + refused
+        self.refused_total += refused
+        return Accepted(new, known, refused)
+
+    def plan_jobs(
+        self, rank: RankState, jobs: Iterable[Job], priority: Priority, deadline: float | None, now: float
+    ) -> Accepted:
+        """The same for jobs that need no trace, such as those of a log."""
+        new = known = refused = 0
+        for job in jobs:
+            key = self._take(job, rank.group)
+            if key in rank.direct:
+                task = rank.direct[key]
+                self._ask_again(task, rank, task.wants[rank.name], priority, deadline)
+                known += 1
+            elif len(rank.direct) >= self._max_tasks:
+                refused += 1
+            elif self.want_key(rank, key, priority, deadline, now):
+                new += 1
+            else:
+                known += 1
+        self.asked_total += new + known + refused
+        self.refused_total += refused
+        return Accepted(new, known, refused)
+
+    def want_key(
+        self, rank: RankState, key: Key, priority: Priority, deadline: float | None, now: float
+    ) -> bool:
+        """The rank wants one key directly; False if it is settled already."""
+        task = Task(next(self._ids), rank.group, "", None)
+        task.state = TaskState.TRACED
+        task.keys = (key,)
+        self._want(task, rank, priority, deadline, now)
+        if not task.wants:
+            return False
+        rank.direct[key] = task
+        return True
+
+    def add_universe(self, rank: RankState, provider: str, sweeps: Iterable[Sweep], now: float) -> None:
+        """Sweeps to pull one at a time when nothing else is left to trace in the group."""
+        rank.account.to_trace += 1
+        rank.group.universes.append(Universe(rank.name, provider, iter(sweeps), now))
+
+    def leave(self, rank: RankState) -> None:
+        """The rank's wants vanish; others' remain."""
+        for task in list(rank.tasks):
+            for key in task.wants[rank.name].left or ():
+                self._jobs.drop(key, rank.name)
+            self._end_want(task, rank, done=False)
+        group = rank.group
+        group.ranks.discard(rank.name)
+        group.queue.forget(rank.name)
+        for universe in [each for each in group.universes if each.rank == rank.name]:
+            group.universes.remove(universe)
+        rank.account.to_trace = 0
+        rank.account.settle_undecided()
+
+    def moved(self, rank: RankState, now: float) -> None:
+        """The rank's roots are others now."""
+        self.invalidate()
+        open_keys = {key for task in rank.tasks for key in task.wants[rank.name].left or ()}
+        for key in open_keys:
+            self._jobs.moved(key, rank, now)
+
+    # Tracing.
+
+    def next_trace(self, name: Group, now: float) -> TraceOrder | None:
+        """The next task for a free helper of the group."""
+        group = self._groups.get(name)
+        if group is None:
+            return None
+        taken = group.queue.pop()
+        while taken is None and group.universes and self._pull(group, now):
+            taken = group.queue.pop()
+        if taken is None:
+            return None
+        task, _, priority = taken
+        assert task.sweep is not None
+        task.state = TaskState.TRACING
+        self._tracing[task.id] = task
+        return TraceOrder(id=task.id, group=name, provider=task.provider, sweep=task.sweep, priority=priority)
+
+    def traced(self, identity: int, report: Report, now: float) -> None:
+        """A helper's report: its keys are asked for at the priority of whoever wants the task."""
+        task = self._tracing.pop(identity, None)
+        if task is None:
+            return
+        self.traced_total += 1
+        self._uncovered(task, report.failures)
+        task.state = TaskState.TRACED
+        wants = [(self._ranks.attached[name], want) for name, want in task.wants.items()]
+        for _, want in wants:
+            want.left = set()
+        keys = []
+        for job in report.jobs:
+            key = self._take(job, task.group)
+            keys.append(key)
+            for rank, want in wants:
+                self._join(task, key, rank, want)
+        task.keys = tuple(dict.fromkeys(keys))
+        for rank, want in wants:
+            self._one_traced(rank)
+            if not want.left:
+                self._end_want(task, rank, done=True)
+
+    def trace_lost(self, identity: int, reason: str, now: float) -> None:
+        """The helper that had the task is gone; another gets it, unless too many died of it."""
+        task = self._tracing.pop(identity, None)
+        if task is None:
+            return
+        task.crashes += 1
+        if task.crashes < MAX_CRASHES:
+            task.state = TaskState.QUEUED
+            self._queue(task)
+            if not task.wants:
+                task.group.remove(task)
+            return
+        assert task.sweep is not None
+        task.state = TaskState.LOST
+        text = f"the helper died {task.crashes} times while it traced this: {reason}"
+        failure = Failure(
+            request=task.sweep.label(), kind="crash", text=text[:MAX_TEXT], requests=len(task.sweep)
+        )
+        self._uncovered(task, (failure,))
+        for name in list(task.wants):
+            rank = self._ranks.attached[name]
+            self._end_want(task, rank, done=True)
+            self._one_traced(rank)
+
+    def retry(self, rank: RankState, now: float) -> None:
+        """Traces again, for this rank, whatever of its group could not be traced."""
+        self.invalidate()
+        for task in rank.group.failed():
+            if task.idle() and task.sweep is not None:
+                rank.group.remove(task)
+                self.plan(rank, task.provider, (task.sweep,), Priority.UNIVERSE, None, now)
+
+    def settled(self, key: Key, name: Rank) -> None:
+        """Nothing more will be done on the key for the rank: wants that waited for it alone end."""
+        rank = self._ranks.attached[name]
+        for task in list(key.tasks):
+            want = task.wants.get(name)
+            if want is not None and want.left is not None and key in want.left:
+                want.left.discard(key)
+                if not want.left:
+                    self._end_want(task, rank, done=True)
+
+    def tick(self, now: float) -> float:
+        """Demotes what was not ready in time; when to come again."""
+        for task, name, want in self._deadlines.due(now):
+            if want.deadline is None or want.priority is Priority.UNIVERSE:
+                continue
+            if want.deadline > now:
+                self._deadlines.push(want.deadline, (task, name, want))
+                continue
+            want.deadline = None
+            self.demoted_total += 1
+            self._move(task, self._ranks.attached[name], want, Priority.UNIVERSE)
+        return self._deadlines.next_at()
+
+    def state(self, rank: RankState, provider: str, sweep: Sweep) -> RequestState:
+        """How far a planned request or sweep is for this rank."""
+        table = rank.group.table(provider)
+        task = table.find(sweep)
+        if task is None:
+            covering = [] if sweep.values else table.covering(sweep.request)
+            return "published" if self._covered(covering, rank.account.bit) else "unknown"
+        if task.state is TaskState.QUEUED:
+            return "queued"
+        if task.state is TaskState.TRACING:
+            return "tracing"
+        if task.state is TaskState.LOST or task.failures:
+            return "uncovered"
+        if any(key.evicted for key in task.keys):
+            return "published" if self._covered([task], rank.account.bit) else "unknown"
+        roots = [(key, rank.roots(key.id[0])) for key in task.keys]
+        if any(not where for _, where in roots):
+            return "uncovered"
+        if any(key.failed_in(where) for key, where in roots):
+            return "failed"
+        return "published" if all(key.published_in(where) for key, where in roots) else "open"
+
+    # Wants.
+
+    def _covered(self, tasks: list[Task], bit: int) -> bool:
+        """Whether a sweep that holds the request is settled for the rank, with nothing left uncovered."""
+        return any(task.done & bit and task.epoch == self._epoch and not task.failures for task in tasks)
+
+    def _want(
+        self, task: Task, rank: RankState, priority: Priority, deadline: float | None, now: float
+    ) -> None:
+        if task.epoch != self._epoch:
+            task.done, task.epoch = 0, self._epoch
+        if task.state is TaskState.LOST:
+            return
+        if task.state is TaskState.TRACED and any(key.evicted for key in task.keys):
+            task.state, task.keys = TaskState.QUEUED, ()
+        want = Want(priority, deadline, now)
+        task.wants[rank.name] = want
+        rank.tasks.add(task)
+        self._open_wants += 1
+        task.asks.add(rank.name, priority)
+        if task.state is TaskState.TRACED:
+            want.left = set()
+            for key in task.keys:
+                self._join(task, key, rank, want)
+            if not want.left:
+                self._end_want(task, rank, done=True)
+                return
+        else:
+            rank.account.to_trace += 1
+            if task.state is TaskState.QUEUED:
+                self._queue(task, rank.name)
+        if deadline is not None:
+            self._deadlines.push(deadline, (task, rank.name, want))
+
+    def _ask_again(
+        self, task: Task, rank: RankState, want: Want, priority: Priority, deadline: float | None
+    ) -> None:
+        if priority < want.priority:
+            want.deadline = deadline
+            if deadline is not None:
+                self._deadlines.push(deadline, (task, rank.name, want))
+            self._move(task, rank, want, priority)
+        elif priority == want.priority and want.deadline is not None:
+            # Another batch wants it too: it stays urgent until the later one.
+            want.deadline = None if deadline is None else max(deadline, want.deadline)
+
+    def _move(self, task: Task, rank: RankState, want: Want, priority: Priority) -> None:
+        old, want.priority = want.priority, priority
+        if task.asks.move(rank.name, old, priority) and task.state is TaskState.QUEUED:
+            self._queue(task, rank.name)
+        for key in want.left or ():
+            self._jobs.move(key, rank, old, priority)
+
+    def _queue(self, task: Task, name: Rank | None = None) -> None:
+        task.waiting = bool(task.wants)
+        for rank in task.wants if name is None else (name,):
+            deadline = task.wants[rank].deadline
+            task.group.queue.push(task, rank, (inf if deadline is None else deadline, 0.0))
+        task.group.queue.recount(task)
+
+    def _join(self, task: Task, key: Key, rank: RankState, want: Want) -> None:
+        """The rank's want needs the key."""
+        assert want.left is not None
+        if key in want.left:
+            return
+        rank.account.planned(key, want.since)
+        if self._jobs.ask(key, rank, want.priority, want.deadline):
+            want.left.add(key)
+            key.tasks.add(task)
+        elif key.published_in(rank.roots(key.id[0])):
+            rank.account.on_disk(key)
+
+    def _end_want(self, task: Task, rank: RankState, *, done: bool) -> None:
+        want = task.wants.pop(rank.name)
+        task.asks.drop(rank.name)
+        rank.tasks.discard(task)
+        self._open_wants -= 1
+        if done:
+            task.done |= rank.account.bit
+        elif want.left is None:
+            rank.account.to_trace -= 1
+        if task.sweep is None:
+            rank.direct.pop(task.keys[0], None)
+        if task.wants:
+            return
+        for key in task.keys:
+            key.tasks.discard(task)
+        if task.state is TaskState.QUEUED:
+            task.waiting = False
+            task.group.queue.recount(task)
+            task.group.remove(task)
+
+    def _take(self, job: Job, group: GroupState) -> Key:
+        key = self._keys.touch((job.compiler, job.key))
+        if key.failure is not None and group.name not in key.failure.groups:
+            # Another fingerprint: its job may differ in what the key does not show.
+            self._keys.forgive(key)
+            self._keys.give_job(key, job, group.name)
+        elif key.job is None:
+            self._keys.give_job(key, job, group.name)
+        return key
+
+    def _uncovered(self, task: Task, failures: tuple[Failure, ...]) -> None:
+        self.uncovered_total += sum(failure.requests for failure in failures)
+        task.failures = failures[:MAX_TASK_FAILURES]
+        for failure in task.failures:
+            self.problems.append(f"{failure.request}: {failure.kind}: {failure.text}"[:MAX_TEXT])
+
+    def _one_traced(self, rank: RankState) -> None:
+        rank.account.to_trace -= 1
+        if not rank.account.to_trace:
+            rank.account.settle_undecided()
+
+    def _pull(self, group: GroupState, now: float) -> bool:
+        """Plans the next sweep of the universe whose turn it is; False if the group can take none now."""
+        universe = group.universes[0]
+        rank = self._ranks.attached[universe.rank]
+        try:
+            sweep = next(universe.sweeps, None)
+        except ValueError as error:
+            sweep = None
+            self.uncovered_total += 1
+            self.problems.append(f"the universe of {universe.provider} ended early: {error}"[:MAX_TEXT])
+        if sweep is None:
+            group.universes.popleft()
+            self._one_traced(rank)
+            return True
+        accepted = self.plan(rank, universe.provider, (sweep,), Priority.UNIVERSE, None, now)
+        if accepted.refused:
+            universe.sweeps = chain((sweep,), universe.sweeps)
+            return False
+        group.universes.rotate(-1)
+        return True

@@ -134,6 +134,10 @@ def main() -> None:
     type=click.IntRange(0),
     help="Compile processes at a time. Default: what cgroup and affinity allow.",
 )
+@click.option(
+    "--libcuda-dir",
+    help="Where the engine finds libcuda.so.1 (directories, colons between): builds Triton's module too.",
+)
 @click.option("--dry-run", is_flag=True, help="Trace and count the variants, compile nothing.")
 @click.option(
     "--winners",
@@ -162,6 +166,7 @@ def warm_command(
     max_tokens: int | None,
     providers: tuple[str, ...],
     jobs: int | None,
+    libcuda_dir: str | None,
     dry_run: bool,
     winners: Path | None,
     fla_config_dir: Path | None,
@@ -169,7 +174,7 @@ def warm_command(
     as_json: bool,
 ) -> int:
     """Trace all that a model can launch, compile what the cache lacks, and prove that nothing is missing."""
-    settings = _overridden(load_settings(), max_tokens=max_tokens, jobs=jobs)
+    settings = _overridden(load_settings(), max_tokens=max_tokens, jobs=jobs, libcuda_dir=libcuda_dir)
     sites = _profile(
         model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
     )
@@ -292,7 +297,7 @@ async def _warm(
     return await warm(plan, providers, settings, compile_settings(settings, os.environ), progress)
 
 
-def _overridden(settings: Settings, **values: int | None) -> Settings:
+def _overridden(settings: Settings, **values: int | str | None) -> Settings:
     return msgspec.structs.replace(
         settings, **{name: value for name, value in values.items() if value is not None}
     )

@@ -32,6 +32,8 @@ STAND_IN_MISSES_VARIABLE = "PREFETCHD_NVCC_MISSES"  # where it notes the compile
 
 # The setting `real_nvcc` as a variable, which the stand-in reads too.
 REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
+# The setting `libcuda_dir` as a variable, which workers read.
+LIBCUDA_DIR_VARIABLE = "PREFETCHD_LIBCUDA_DIR"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -60,6 +62,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     job_nice: Niceness = 10
     # The nvcc to run; unset: DG_JIT_NVCC_COMPILER, CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda in this order.
     real_nvcc: str | None = None
+    # The directories in which the engine finds libcuda.so.1, in its order, separated by colons: with them
+    # Triton's own module is built ahead too. On the engine's machine, `ldconfig -p` names them.
+    libcuda_dir: str | None = None
     # A traced sweep that has not ended by then hangs in the library.
     trace_timeout_s: Seconds = 300.0
     # Where engines and the daemon meet: ipc:///path or tcp://host:port; unset, see `endpoint.py`.
@@ -71,7 +76,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     # Where the daemon shows its metrics and its readiness: host:port; "off": nowhere.
     metrics: str = "127.0.0.1:9464"
-    # A second door of the daemon for other nodes: tcp://host:port. Needs `prefetchd keygen` and `allow_peers`.
+    # A second door of the daemon, for other nodes: tcp://host:port. Needs `keygen` and `allow_peers`.
     listen: str | None = None
     # Where the daemon's CURVE keys lie; unset: `prefetchd/keys` in the user's configuration directory.
     keys: str | None = None
@@ -114,8 +119,8 @@ def load_settings(environment: Mapping[str, str] | None = None, file: Path | Non
 
 def compile_settings(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with those settings that compilers read from it, wherever a user wrote them."""
-    chosen = {REAL_NVCC_VARIABLE: settings.real_nvcc} if settings.real_nvcc else {}
-    return {**environment, **chosen}
+    chosen = {REAL_NVCC_VARIABLE: settings.real_nvcc, LIBCUDA_DIR_VARIABLE: settings.libcuda_dir}
+    return {**environment, **{name: value for name, value in chosen.items() if value}}
 
 
 def _default_file(environment: Mapping[str, str]) -> Path | None:

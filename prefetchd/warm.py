@@ -78,6 +78,7 @@ async def warm(
     for compiler in compilers.values():
         # A missing tool is found here, before any site is traced in vain.
         compiler.fingerprint()
+        ledger.coverage.notes += compiler.notes()
     given = given_for(environment, plan.winners, plan.fla_config_dir)
     tuned = {
         name: TuningBooks(Answers(given, plan.target, compiler.cache_root()), compiler.cache_root(), ledger)

@@ -100,6 +100,10 @@ class Compiler(ABC):
         `scratch` stays as long as the process. Raises `CompilerUnavailable`.
         """
 
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know that is left to the engine though every variant is published."""
+        return ()
+
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
         """Within it, the library computes its keys and compiles nothing; `scratch` is empty.

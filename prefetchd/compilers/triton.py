@@ -37,16 +37,17 @@ from prefetchd.compilers.triton_cache import (
     check_entry,
     digest_of,
     entry_state,
-    move_to_absent,
+    publish_entry,
     reader,
     relocate,
     writer,
 )
 from prefetchd.compilers.triton_capture import Miss, Variant, intercept, jit_function
+from prefetchd.compilers.triton_helpers import LEFT_TO_THE_ENGINE, build_helpers, publish_helpers
 from prefetchd.compilers.triton_keys import process_fingerprint
 from prefetchd.compilers.triton_results import Answers
 from prefetchd.compilers.triton_winners import Tunings
-from prefetchd.store import publish_directory
+from prefetchd.config import LIBCUDA_DIR_VARIABLE
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
@@ -78,6 +79,7 @@ class Triton(ForkedCompiler):
         self._given = Given()
         _refuse_defeated_cache(environment)
         self._root = find_root(environment)
+        self._libcuda_dirs = tuple(filter(None, environment.get(LIBCUDA_DIR_VARIABLE, "").split(":")))
 
     def fingerprint(self) -> Mapping[str, str]:
         """See `Compiler`. Imports Triton; raises `CompilerUnavailable` without it."""
@@ -128,10 +130,10 @@ class Triton(ForkedCompiler):
         """See `Compiler`. The library itself loads what it finds; nothing is launched."""
         missed = _Captured(self, scratch / "triton.misses", self._tunings(scratch))
 
-        def meet(key: str, variant: Variant) -> object:
+        def meet(key: str, variant: Variant, source: Any) -> object:
             if self.look_up(key) is EntryState.PUBLISHED:
                 return reader(self.entry_path(key, self._root))
-            missed.add(key, variant)
+            missed.add(key, variant, source)
             raise Miss(f"{variant.module}.{variant.name} is not in {self._root} under {key}")
 
         with _library_at_work(scratch), intercept(meet, missed.met):
@@ -152,19 +154,24 @@ class Triton(ForkedCompiler):
         """See `ForkedCompiler`."""
         recorded = payload_of(job)
         self._check_architecture(job.key, recorded)
+        cache = staging / "cache"
+        sources: list[Any] = []
 
-        def meet(key: str, here: Variant) -> object:
+        def meet(key: str, here: Variant, source: Any) -> object:
             if key != job.key:
                 reasons = "; ".join(recorded.parts.differences(here.parts)) or "by nothing that is recorded"
                 raise CompilerUnavailable(
                     f"{recorded.name}: the engine looks for it under {job.key}, here it would be compiled "
                     f"as {key}; what differs: {reasons}"
                 )
-            return writer(staging / "cache" / key)
+            sources.append(source)
+            return writer(cache / key)
 
         function = find_function(recorded)
         with _library_at_work(staging), intercept(meet):
             function.preload(recorded.specialization)
+            (metadata,) = (path for path in (cache / job.key).glob("*.json") if path.name[0] != "_")
+            build_helpers(sources[0], metadata, cache, self._root, self._libcuda_dirs)
 
     def verify(self, job: Job, staging: Path) -> None:
         """See `Compiler`."""
@@ -186,12 +193,18 @@ class Triton(ForkedCompiler):
         """See `Compiler`."""
         final, entry = self.entry_path(job.key, root), staging / "cache" / job.key
         relocate(entry, final)
-        return publish_directory(entry, final, move_to_absent)
+        published = publish_entry(entry, final)
+        publish_helpers(staging / "cache", job.key, root)
+        return published
+
+    def notes(self) -> tuple[str, ...]:
+        """See `Compiler`."""
+        return () if self._libcuda_dirs else (LEFT_TO_THE_ENGINE,)
 
     def job(self, key: str, variant: Variant) -> Job:
         """The job that compiles a variant. Raises `CompilerUnavailable` for one of another architecture."""
         self._check_architecture(key, variant)
-        return Job(compiler=self.name, key=key, payload=msgspec.msgpack.encode(variant))
+        return Job(compiler=self.name, key=key, payload=msgspec.msgpack.encode(variant), cost=variant.seconds)
 
     def _check_architecture(self, key: str, variant: Variant) -> None:
         """Triton 3.6 would replay it on any device, into a variant of neither architecture."""
@@ -220,7 +233,7 @@ class _Captured:
             record = msgspec.json.decode(line, type=_Record)
             self._variants[record.key] = record.variant
 
-    def add(self, key: str, variant: Variant) -> None:
+    def add(self, key: str, variant: Variant, _source: Any) -> None:
         if key not in self._variants:
             self._variants[key] = variant
             with self._path.open("ab") as file:

@@ -29,6 +29,7 @@ import msgspec
 
 from prefetchd.compilers.base import EntryState
 from prefetchd.elf import NotACubin, cubin_architecture
+from prefetchd.store import publish_directory
 
 GROUP_PREFIX = "__grp__"
 # A key is a sha256 digest.
@@ -166,6 +167,11 @@ def move_to_absent(staged: Path, final: Path) -> None:
             staged.rename(final)
             return
     raise OSError(error, os.strerror(error), str(final))
+
+
+def publish_entry(staged: Path, final: Path) -> bool:
+    """Makes a finished entry visible in one step; False, and it is dropped, where an engine was first."""
+    return publish_directory(staged, final, move_to_absent)
 
 
 def _member(members: dict[str, Path], suffix: str, entry: Path) -> Path:

@@ -21,6 +21,7 @@ from unittest import mock
 import msgspec
 
 from prefetchd.compilers.triton_cache import key_of
+from prefetchd.compilers.triton_cost import predicted_seconds
 from prefetchd.compilers.triton_keys import KeyParts, key_parts
 
 
@@ -31,6 +32,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     # The library's own JSON, as `JITFunction.preload` takes it.
     specialization: str
+    # Expected CPU seconds of its compile.
+    seconds: float
     parts: KeyParts
 
 
@@ -68,9 +71,9 @@ class Miss(Exception):
     """Raised by a `meet` that forbids compiling; a tuner goes on to its next candidate, then passes it on."""
 
 
-# Gets the key's directory name and the variant. None ends the look-up there; a cache manager of the library
-# lets it go on with that; an exception passes through the library's call.
-Meet = Callable[[str, Variant], Any]
+# Gets the key's directory name, the variant and the library's own object for it. None ends the look-up there;
+# a cache manager of the library lets it go on with that; an exception passes through the library's call.
+Meet = Callable[[str, Variant, Any], Any]
 
 
 class _Stopped(Exception):
@@ -105,6 +108,7 @@ class _Listener:
         self._meet = meet
         self._specialization = ""
         self._function: Any = None
+        self._source: Any = None
         self._parts: KeyParts
 
     def hook(self, previous: Callable[..., bool | None] | None) -> Callable[..., bool | None]:
@@ -118,6 +122,7 @@ class _Listener:
 
     def key_computer(self, original: Callable[..., str]) -> Callable[..., str]:
         def get_cache_key(source: Any, backend: Any, options: Any, env_vars: dict[str, str]) -> str:
+            self._source = source
             self._parts = key_parts(source, backend, options, env_vars)
             return original(source, backend, options, env_vars)
 
@@ -131,8 +136,10 @@ class _Listener:
                 module=function.__module__,
                 name=function.__qualname__,
                 specialization=self._specialization,
+                seconds=predicted_seconds(self._function.src, int(self._parts.options["num_warps"])),
                 parts=self._parts,
             ),
+            self._source,
         )
         if manager is None:
             raise _Stopped

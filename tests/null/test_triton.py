@@ -18,6 +18,7 @@ from triton_site import Site
 from prefetchd.compilers.base import EntryState, Job
 from prefetchd.compilers.triton import payload_of
 from prefetchd.compilers.triton_cache import IN_PROGRESS_S, digest_of
+from prefetchd.null_device.guard import LIBRARIES
 from prefetchd.pipeline import Ending
 
 VARIANTS = SCALE_VARIANTS + DOUBLE_VARIANTS
@@ -80,8 +81,12 @@ def test_all_is_published_under_the_recorded_key_with_paths_that_hold(warmed: Ma
         paths = [Path(path) for path in json.loads(group.read_bytes())["child_paths"].values()]
         assert {path.parent for path in paths} == {entry}
         assert {path.name for path in paths} == {path.name for path in entry.iterdir()} - {group.name}
-    left = {path.name for path in warmed.site.root.iterdir()} - {job.key for job in warmed.jobs}
-    assert left <= {".prefetchd"}
+    others = {path.name for path in warmed.site.root.iterdir()} - {job.key for job in warmed.jobs}
+    for name in others - {".prefetchd"}:
+        # What Triton builds for itself: a launcher a signature, in versions that have these.
+        assert [path.name.split(".")[0] for path in (warmed.site.root / name).iterdir()] == [
+            "__triton_launcher"
+        ]
 
 
 def test_prove_finds_everything_and_writes_nothing(warmed: Made) -> None:
@@ -247,3 +252,29 @@ def test_binaries_only_as_the_engine_has_it(made: Callable[[str], Made], tmp_pat
     suffixes = {path.suffix for path in (site.root / job.key).iterdir()}
     assert ".cubin" in suffixes
     assert not suffixes & {".ptx", ".llir", ".ttgir"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", ["installed", "other"])
+def test_modules_the_library_builds_for_itself_are_there_too_once_libcuda_is_known(
+    line: str, tmp_path: Path
+) -> None:
+    site = Site(tmp_path, other=line == "other")
+    # Where an engine on the null device finds it.
+    site.environment["PREFETCHD_LIBCUDA_DIR"] = str(LIBRARIES)
+    jobs = site.capture()
+    site.warm(jobs)
+
+    # An engine that has no compiler, and so fails if it needs one.
+    answer = site.process("engine", CC="/bin/false")
+
+    assert answer["made"] == []
+    assert len(answer["found"]) == VARIANTS
+    assert site.compiler().notes() == ()
+
+
+def test_without_libcuda_the_librarys_own_module_is_named_as_left_to_the_engine(tmp_path: Path) -> None:
+    (note,) = Site(tmp_path).compiler().notes()
+
+    assert "cuda_utils is left to the engine" in note
+    assert "--libcuda-dir" in note

@@ -43,6 +43,10 @@ END_LIMIT_S = 10.0
 TAIL_CHARACTERS = 2000
 
 
+class ServerFailed(CompilerUnavailable):
+    """The server itself did not start; a later one may."""
+
+
 class ForkedExecutor:
     """An async context: inside it a server is up or coming up, and jobs may be run.
 
@@ -67,7 +71,10 @@ class ForkedExecutor:
             await server.close()
 
     async def run(self, job: Job, staging: Path) -> JobResult:
-        """See `Executor`. Raises `CompilerUnavailable` with the reason of a compiler that refuses the job."""
+        """See `Executor`. Raises `CompilerUnavailable` with the reason of a compiler that refuses the job.
+
+        A server that did not start raises `ServerFailed`.
+        """
         async with self._starting:
             if self._servers[-1].dead and len(self._servers) <= RESTARTS:
                 await self._start_server()
@@ -163,7 +170,7 @@ class _Server:
                 await asyncio.shield(self._up)
         except TimeoutError:
             self._kill()
-            raise CompilerUnavailable(
+            raise ServerFailed(
                 f"the fork server was not ready after {START_TIMEOUT_S:.0f} s: {self._tail()}"
             ) from None
 
@@ -180,7 +187,7 @@ class _Server:
         groups = [compile.group for compile in self._pending.values() if compile.group is not None]
         await _end_groups(groups)
         if not self._up.done():
-            self._up.set_exception(CompilerUnavailable(f"the fork server did not start: {self._tail()}"))
+            self._up.set_exception(ServerFailed(f"the fork server did not start: {self._tail()}"))
         # Marks a reason that no job asked for as seen.
         self._up.exception()
         for compile in self._pending.values():

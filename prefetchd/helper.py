@@ -29,6 +29,8 @@ from prefetchd.trace import (
     Failure,
     Hello,
     Order,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Report,
@@ -82,6 +84,8 @@ class Helper:
                 message = to_helper.decode(self._socket.recv())
                 if isinstance(message, Order):
                     self._waiting.append(message)
+                elif isinstance(message, Ping):
+                    self._socket.send(encode(Pong()))
             for child in [
                 child for fd, child in self._running.items() if fd in ready or child.expired(time.monotonic())
             ]:

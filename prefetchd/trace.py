@@ -67,6 +67,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     sweep: bytes
 
 
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    """Answer at once, whatever is being traced."""
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
+    """The answer to `Ping`: the helper reads its messages."""
+
+
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     """The helper's answer to `Start`. `unavailable` holds each provider that cannot run here, and why."""
 
@@ -76,13 +84,17 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """The answer to an order. `seconds` is the sweep's own time, without the helper's start."""
+    """The answer to an order. `seconds` is the sweep's own time, without the helper's start.
+
+    `lost`: the helper ended before it could answer, so its one failure says nothing about the sweep.
+    """
 
     id: int
     seconds: float
     jobs: tuple[Job, ...] = ()
     tunings: tuple[Tuning, ...] = ()
     failures: tuple[Failure, ...] = ()
+    lost: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -91,8 +103,8 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     text: str
 
 
-ToHelper = Start | Order
-FromHelper = Hello | Ready | Report | Refused
+ToHelper = Start | Order | Ping
+FromHelper = Hello | Ready | Report | Refused | Pong
 
 to_helper = msgspec.msgpack.Decoder(ToHelper)
 from_helper = msgspec.msgpack.Decoder(FromHelper)

@@ -32,6 +32,8 @@ from prefetchd.trace import (
     Hello,
     Mode,
     Order,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Report,
@@ -58,7 +60,8 @@ class HelperFailed(Exception):
 class Tracer:
     """An async context: inside it a helper for `target` and `providers` is up, and `trace` may be called.
 
-    `given` is what is known of the choices of the engine's tuners; None for nothing.
+    `given` is what is known of the choices of the engine's tuners; None for nothing. `interpreter` is a
+    Python that has the same prefetchd; its default is this process's own.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Tracer:
         parallel: int = 1,
         timeout_s: float = 300.0,
         given: Given | None = None,
+        interpreter: str = sys.executable,
     ) -> None:
         self._start = Start(
             target=target,
@@ -79,6 +83,8 @@ class Tracer:
             given=given or Given(),
         )
         self._environment = environment
+        self._interpreter = interpreter
+        self._heard = asyncio.Event()
         self._pending: dict[int, asyncio.Future[Report]] = {}
         self._labels: dict[int, Sweep] = {}
         self._next_id = 0
@@ -121,6 +127,21 @@ class Tracer:
         await self._socket.send_multipart([self._identity, encode(order)])
         return await future
 
+    async def answers(self, limit_s: float) -> bool:
+        """Whether the helper reads its messages: asked now, it answers within the limit."""
+        self._heard.clear()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._socket.send_multipart([self._identity, encode(Ping())])
+                await self._heard.wait()
+        except (TimeoutError, zmq.ZMQError):
+            return False
+        return True
+
+    async def ended(self) -> None:
+        """Returns once the helper's process is gone and every trace has its report."""
+        await asyncio.shield(self._watcher)
+
     async def _launch(self, environment: dict[str, str]) -> None:
         endpoint = f"ipc://{self._folder}/helper"
         self._context = zmq.asyncio.Context()
@@ -133,7 +154,7 @@ class Tracer:
         arguments = ["--endpoint", endpoint, "--parent", str(os.getpid()), "--scratch", str(self._folder)]
         self._log = (self._folder / "helper.log").open("wb")
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            self._interpreter,
             "-m",
             "prefetchd.helper",
             *arguments,
@@ -182,6 +203,8 @@ class Tracer:
             message = from_helper.decode(frame)
             if isinstance(message, Report):
                 self._resolve(message)
+            elif isinstance(message, Pong):
+                self._heard.set()
 
     async def _watch(self) -> None:
         status = await self._process.wait()
@@ -213,7 +236,7 @@ class Tracer:
 
 def _lost(id: int, sweep: Sweep, text: str) -> Report:
     failure = Failure(request=sweep.label(), kind="crash", text=text, requests=len(sweep))
-    return Report(id=id, seconds=0.0, failures=(failure,))
+    return Report(id=id, seconds=0.0, failures=(failure,), lost=True)
 
 
 def private_root() -> Path:

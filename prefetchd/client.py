@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from prefetchd.client_state import Variants, Wanted
 from prefetchd.guard import Guard, guarded
@@ -41,6 +42,8 @@ from prefetchd.wakeup import Wakeup
 MAX_QUEUE = 4096
 # An interpreter that exits waits this long for the goodbye to be said.
 CLOSE_S = 0.05
+
+NO_FIGURES: Mapping[str, int] = MappingProxyType({})
 
 # Does a bounded piece of work in the background thread; True: there is more to do.
 Source = Callable[[], bool]
@@ -164,11 +167,13 @@ class Client:
             self.variants.leave(name, waiter)
 
     @property
+    @guarded(0)
     def wanted(self) -> int:
         """Plans that the daemon has not settled."""
         return len(self.plans)
 
-    def stats(self) -> dict[str, int]:
+    @guarded(NO_FIGURES)
+    def stats(self) -> Mapping[str, int]:
         """Counters and sizes, for people and for the daemon's metrics."""
         session = self.session
         return {
@@ -205,6 +210,7 @@ class Client:
         self.wake()
         return True
 
+    @guarded(None)
     def forget_parent(self) -> None:
         """In a forked child: the parent's thread is not here and its sockets must not be touched."""
         _inherited.append((self._thread, self.session, self._wakeup))

@@ -105,5 +105,7 @@ class Link:
     def close(self) -> None:
         """Within `LINGER_MS`."""
         self._socket.disable_monitor()
+        # Before the context, which waits for every socket that is open.
+        self._monitor.close(linger=0)
         self._socket.close()
         self._context.term()

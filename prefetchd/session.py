@@ -130,7 +130,10 @@ class Session:
     def _do_sources(self) -> bool:
         more = False
         for source in self._client.sources:
-            more |= source()
+            try:
+                more |= source()
+            except Exception as error:
+                self._client.guard.caught("a source of the client", error)
         return more
 
     def _forget_connection(self) -> None:

@@ -51,10 +51,19 @@ class ForkedExecutor:
     """An async context: inside it a server is up or coming up, and jobs may be run.
 
     `environment` is the engine's; `scratch` a private directory that stays as long as the context.
+    `interpreter` is a Python that has the same prefetchd; its default is this process's own.
     """
 
-    def __init__(self, start: Start, environment: Mapping[str, str], scratch: Path) -> None:
+    def __init__(
+        self,
+        start: Start,
+        environment: Mapping[str, str],
+        scratch: Path,
+        *,
+        interpreter: str = sys.executable,
+    ) -> None:
         self._start = start
+        self._interpreter = interpreter
         self._environment = launcher.environment(start.target, environment, integer_ops=True)
         self._scratch = scratch
         self._servers: list[_Server] = []
@@ -85,7 +94,7 @@ class ForkedExecutor:
         scratch = self._scratch / f"server-{len(self._servers)}"
         scratch.mkdir()
         server = _Server(self._start, scratch)
-        await server.launch(self._environment)
+        await server.launch(self._environment, self._interpreter)
         self._servers.append(server)
 
 
@@ -114,13 +123,13 @@ class _Server:
         """Whether it has ended after it was warm; one that never was stays, for its reason."""
         return self._reader.done() and self._up.exception() is None
 
-    async def launch(self, environment: dict[str, str]) -> None:
+    async def launch(self, environment: dict[str, str], interpreter: str) -> None:
         """Starts the process; it gets ready in its own time."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
         with theirs, (self._scratch / "log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                interpreter,
                 "-m",
                 "prefetchd.fork_server",
                 *("--socket", str(theirs.fileno())),

@@ -1,4 +1,4 @@
-"""One cache root and what is done in it: compile in staging, verify, publish; or publish another root's entry.
+"""One cache root and what is done in it: compile in staging, verify, publish; or copy another root's entry.
 
 One rule is subtle: a step that another thread has begun is waited for, also by a task that is cancelled.
 Otherwise the staging directory would be removed while it is being renamed into the cache.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 from prefetchd.compilers.base import Compiler
@@ -15,11 +15,22 @@ _CLASSES = {
 }
 
 
+# Every compiler there is.
+COMPILERS = tuple(_CLASSES)
+
+
+def compiler_class(name: str) -> type[Compiler]:
+    """What is known of a compiler before it is made for a target. Raises `KeyError` for an unknown name."""
+    module, attribute = _CLASSES[name]
+    found: type[Compiler] = getattr(import_module(module), attribute)
+    return found
+
+
 def load_compiler(name: str, target: Target, environment: Mapping[str, str]) -> Compiler:
     """The compiler of that name for a target and the engine's environment.
 
     Raises `KeyError` for an unknown name and `CompilerUnavailable` when this machine lacks what it needs.
     """
-    module, attribute = _CLASSES[name]
-    compiler: Compiler = getattr(import_module(module), attribute)(target, environment)
-    return compiler
+    # A concrete compiler takes these two; the base class has no constructor of its own.
+    made: Callable[[Target, Mapping[str, str]], Compiler] = compiler_class(name)
+    return made(target, environment)

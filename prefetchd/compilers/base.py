@@ -126,6 +126,10 @@ class Compiler(ABC):
         Raises `OSError` when a full disk is the reason.
         """
 
+    def staged_entry(self, key: str, staging: Path) -> Path:
+        """Where `verify` and `publish` expect a finished entry inside `staging`."""
+        return staging / "entry"
+
     @abstractmethod
     def entry_path(self, key: str, root: Path) -> Path:
         """Where `root` holds what is published under `key`: one directory, moved whole."""

@@ -180,6 +180,10 @@ class Triton(ForkedCompiler):
         except (Incomplete, Unusable) as error:
             raise ArtifactInvalid(f"{job.key}: {error}") from error
 
+    def staged_entry(self, key: str, staging: Path) -> Path:
+        """See `Compiler`. The library itself names it."""
+        return staging / "cache" / key
+
     def entry_path(self, key: str, root: Path) -> Path:
         """See `Compiler`. Raises `ValueError` for what is no key, above all for a path."""
         digest_of(key)

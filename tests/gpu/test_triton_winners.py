@@ -120,7 +120,7 @@ def compiled(cache: Path) -> set[str]:
 
 
 def built(cache: Path) -> set[Path]:
-    """What the library's own C compiler calls left: launchers before Triton 3.7, and its helper module."""
+    """What the library built by a C compiler: its helper module and, in older versions, launchers."""
     return set(cache.glob("*/*.so"))
 
 

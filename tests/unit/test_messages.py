@@ -169,11 +169,10 @@ def test_target_that_cannot_be_is_malformed() -> None:
 
 def ends_well(frame: bytes) -> None:
     try:
-        message = decode(frame)
-    except MalformedMessage as error:
-        assert str(error)
-    else:
-        assert isinstance(message, Message)
+        message: Message | None = decode(frame)
+    except MalformedMessage:
+        message = None
+    assert message is None or isinstance(message, Message)
 
 
 @given(st.binary(max_size=512))

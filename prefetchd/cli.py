@@ -31,6 +31,7 @@ from prefetchd.null_device.launcher import run_on_null_device
 from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
 from prefetchd.progress import Live, Plain, Progress, Silent
 from prefetchd.provider import Provider, UnknownProvider, load_providers
+from prefetchd.run import run_command
 from prefetchd.store import StoreUnwritable
 from prefetchd.targets import Target, TargetError, load_target, preset_names, probe_target
 from prefetchd.tracer import HelperFailed
@@ -272,6 +273,9 @@ def null_command(target: str | None, integer_ops: bool, command: tuple[str, ...]
     """Run any program on the null device: prefetchd null --target h200 -- python script.py."""
     _, device = _target(target or load_settings().target)
     run_on_null_device(device, command, integer_ops=integer_ops)
+
+
+main.add_command(run_command)
 
 
 @main.command("doctor")

@@ -1,0 +1,97 @@
+"""What `prefetchd run` adds to an engine's environment, and what the daemon beside it is started with.
+
+The subtle rule: nothing that a user has set is changed, and nothing is moved. A cache directory is set to the
+very place where the library would look without us, so that no kernel made earlier is lost; that alone keeps
+torch's Inductor from re-pointing Triton's in mid-run, and a relative default from meaning another place in
+each process. What enters a kernel's key must be the same for engine and daemon, so the daemon gets it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.compilers.deep_gemm_package import find_package
+from prefetchd.compilers.deep_jit import CACHE_VARIABLE as DEEP_GEMM_VARIABLE
+from prefetchd.compilers.deep_jit import LAYOUTS
+from prefetchd.compilers.triton import CACHE_VARIABLE as TRITON_VARIABLE
+from prefetchd.compilers.triton import HOME_VARIABLE, find_root
+from prefetchd.config import ENABLED_VARIABLE
+
+SITE = Path(__file__).resolve().parent / "engine_site"
+
+# These choose a directory for DeepGEMM themselves when its variable is unset; setting it would move theirs.
+OWN_DEEP_GEMM_CACHE = ("vllm", "sglang", "tensorrt_llm")
+# For the one process that a service manager started: the daemon must not report an engine's readiness.
+OF_THE_MANAGER = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+IDLE_EXIT_VARIABLE = "PREFETCHD_IDLE_EXIT_S"
+# A daemon that nobody started knowingly, nobody will stop: it ends so long after its last engine. An engine
+# that is restarted is back within it.
+IDLE_EXIT_S = 600
+
+
+class Addition(NamedTuple):
+    """A variable that was unset, and why it is set."""
+
+    name: str
+    value: str
+    reason: str
+
+
+def key_additions(environment: Mapping[str, str]) -> list[Addition]:
+    """What engine and daemon must agree about: where kernels lie, and that measured choices are kept."""
+    found = [
+        Addition("TRITON_CACHE_AUTOTUNING", "1", "Triton keeps what its tuners measured"),
+        Addition(DEEP_GEMM_VARIABLE, _deep_gemm_default(environment), "deep_gemm's own default"),
+        Addition(TRITON_VARIABLE, _triton_default(environment), "Triton's own default, for Inductor too"),
+    ]
+    return [one for one in found if one.value and one.name not in environment]
+
+
+def engine_environment(environment: Mapping[str, str], additions: list[Addition]) -> dict[str, str]:
+    """The engine's: with the additions, switched on, and our `sitecustomize` in front of PYTHONPATH."""
+    child = {**environment, **{one.name: one.value for one in additions}}
+    child.setdefault(ENABLED_VARIABLE, "1")
+    child["PYTHONPATH"] = ":".join([str(SITE), *_without_ours(environment)])
+    return child
+
+
+def daemon_environment(environment: Mapping[str, str], additions: list[Addition]) -> dict[str, str]:
+    """The daemon's: the same but for what makes a process an engine or a manager's service."""
+    child = {**environment, **{one.name: one.value for one in additions}}
+    for name in (ENABLED_VARIABLE, *OF_THE_MANAGER):
+        child.pop(name, None)
+    if "PYTHONPATH" in child:
+        child["PYTHONPATH"] = ":".join(_without_ours(environment))
+    return child
+
+
+def _without_ours(environment: Mapping[str, str]) -> list[str]:
+    # An empty entry would be the working directory, which no list without ours contains by itself.
+    return [entry for entry in environment.get("PYTHONPATH", "").split(":") if entry and entry != str(SITE)]
+
+
+def _deep_gemm_default(environment: Mapping[str, str]) -> str:
+    if any(find_spec(name) is not None for name in OWN_DEEP_GEMM_CACHE):
+        return ""
+    try:
+        layout = LAYOUTS[find_package().line]
+    except CompilerUnavailable:
+        return ""
+    if any(name in environment for name in layout.cache_variables):
+        return ""
+    return str((Path(environment.get("HOME", "")) / layout.default_directory).absolute())
+
+
+def _triton_default(environment: Mapping[str, str]) -> str:
+    if TRITON_VARIABLE in environment or find_spec("triton") is None:
+        return ""
+    try:
+        return str(find_root(environment))
+    except CompilerUnavailable:
+        # As the library has it: `~` stays where there is no home to put there.
+        home = environment.get(HOME_VARIABLE, environment.get("HOME", "~"))
+        return str((Path(home) / ".triton" / "cache").absolute())

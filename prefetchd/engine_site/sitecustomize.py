@@ -1,0 +1,85 @@
+"""Runs at the start of every Python under `prefetchd run`, and runs the one it hides on PYTHONPATH.
+
+Without `PREFETCHD` it does nothing else. With it, a process that imports torch *and then uses CUDA* announces
+itself to the daemon, from a thread of its own; any other process never notices. The subtle rule: this file
+lies in somebody else's program. It imports nothing heavy, torch least of all, and whatever is missing or
+broken ends in one line on standard error, never in an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import SourceFileLoader
+
+# As `typing` has it, without importing that.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+
+# Python makes the entries of PYTHONPATH absolute before it looks there.
+HERE = __file__.rpartition("/")[0]
+# As in `config.py`, which an engine's interpreter need not be able to import.
+ENABLED = os.environ.get("PREFETCHD", "") not in ("", "0")
+
+
+def load_post_import() -> ModuleType:
+    """`prefetchd.post_import` by its file: prefetchd need not be installed for this interpreter."""
+    name = "prefetchd_post_import"
+    loader = SourceFileLoader(name, f"{HERE.rpartition('/')[0]}/post_import.py")
+    module = type(sys)(name)
+    loader.exec_module(module)
+    return module
+
+
+def complain(error: Exception) -> None:
+    """One line for people; a standard error that is closed or odd is no reason to fail."""
+    fix = f"; install prefetchd for {sys.executable}" if isinstance(error, ImportError) else ""
+    try:
+        sys.stderr.write(
+            f"prefetchd: process {os.getpid()} does not announce itself to the daemon and goes on alone: "
+            f"{type(error).__name__}: {error}{fix}\n"
+        )
+    except Exception:
+        return
+
+
+def on_torch(torch: ModuleType) -> None:
+    """Has torch call us once CUDA is up in this process, since only then it is known to run kernels."""
+    try:
+        torch.cuda._lazy_call(on_cuda)
+    except Exception as error:
+        complain(error)
+
+
+def on_cuda() -> None:
+    """Returns at once: the rest takes place in a thread that the engine never waits for."""
+    try:
+        import threading
+
+        threading.Thread(target=announce, name="prefetchd-announce", daemon=True).start()
+    except Exception as error:
+        complain(error)
+
+
+def announce() -> None:
+    """The thread."""
+    try:
+        from prefetchd.announcing import announce
+
+        announce()
+    except Exception as error:
+        complain(error)
+
+
+try:
+    post_import: ModuleType | None = load_post_import()
+    if post_import is not None and ENABLED:
+        post_import.install({"torch": on_torch})
+except Exception as error:
+    post_import = None
+    complain(error)
+
+if post_import is not None:
+    # Not guarded: what the user's own raises is treated as it would be without us.
+    post_import.run_hidden_sitecustomize(HERE)

@@ -32,6 +32,8 @@ from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_
 from prefetchd.progress import Live, Plain, Progress, Silent
 from prefetchd.provider import Provider, UnknownProvider, load_providers
 from prefetchd.run import run_command
+from prefetchd.serve_commands import EXPECTED as EXPECTED_OF_THE_DAEMON
+from prefetchd.serve_commands import register
 from prefetchd.store import StoreUnwritable
 from prefetchd.targets import Target, TargetError, load_target, preset_names, probe_target
 from prefetchd.tracer import HelperFailed
@@ -52,6 +54,7 @@ EXPECTED = (
     TargetError,
     UnknownProvider,
     WinnersUnreadable,
+    *EXPECTED_OF_THE_DAEMON,
 )
 
 Parameters = ParamSpec("Parameters")
@@ -289,6 +292,9 @@ def doctor_command(as_json: bool) -> int:
     else:
         render(findings, Console())
     return 0 if findings.ok else 1
+
+
+register(main, _plain_errors)
 
 
 async def _warm(

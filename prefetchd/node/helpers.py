@@ -129,7 +129,7 @@ class Helper:
     @property
     def rss_bytes(self) -> int:
         """What the helper's own process holds; 0 while there is none."""
-        return 0 if self.pid is None else _rss_bytes(self.pid)
+        return 0 if self.pid is None else rss_bytes(self.pid)
 
     async def run(self) -> None:
         """Returns only by cancellation; then the helper is gone and its orders are given back."""
@@ -234,7 +234,8 @@ class Helper:
         self._work.clear()
 
 
-def _rss_bytes(pid: int) -> int:
+def rss_bytes(pid: int) -> int:
+    """The resident memory of a process; 0 if it is gone."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,0 +1,279 @@
+"""What comes in, turned into calls of the broker and answers.
+
+A peer may be an engine, a tool, an older or newer version, or noise. Everything is counted by what it is or
+by what is wrong with it, answered where there is somebody to answer, and never fatal. The subtle rule:
+nothing a message says is used before the allow-list was asked; what is taken from it is numbers, names and
+requests.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from prefetchd.broker_types import Answer as BrokerAnswer
+from prefetchd.broker_types import Priority as Urgency
+from prefetchd.node.door import Door
+from prefetchd.node.peers import OpenPlan, OpenQuery, Peer
+from prefetchd.node.state import Node
+from prefetchd.protocol import (
+    Answer,
+    Event,
+    Goodbye,
+    Heartbeat,
+    HeartbeatAnswer,
+    Hello,
+    HelloWanted,
+    MalformedMessage,
+    MalformedRequest,
+    Message,
+    Plan,
+    Query,
+    Refused,
+    State,
+    Stats,
+    StatsQuery,
+    Sweep,
+    Universe,
+    UnknownMessage,
+    decode,
+    decode_sweeps,
+    encode,
+)
+
+log = logging.getLogger("prefetchd.daemon")
+
+# DeepSeek-V3's largest sweep has 70,000 shapes; one of many more would hold a helper for hours.
+MAX_SWEEP = 1 << 20
+# By what a compile is called that only its digest names, and no trace of ours has met.
+DIGEST_KEY = "digest:"
+
+_KEY_STATES = {
+    "unknown": State.UNKNOWN,
+    "missing": State.QUEUED,
+    "compiling": State.COMPILING,
+    "published": State.PUBLISHED,
+    "failed": State.FAILED,
+}
+_REQUEST_STATES = {
+    "unknown": State.UNKNOWN,
+    "queued": State.QUEUED,
+    "tracing": State.QUEUED,
+    "open": State.QUEUED,
+    "published": State.PUBLISHED,
+    "failed": State.FAILED,
+    "uncovered": State.FAILED,
+}
+
+
+class Reception:
+    """Hears the doors. `attach` handles a hello, `universe` a profile, `stats` gives the figures."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        attach: Callable[[Peer], None],
+        universe: Callable[[Peer, Universe], None],
+        stats: Callable[[int], Stats],
+        pump: Callable[[], None],
+    ) -> None:
+        self._node = node
+        self._attach = attach
+        self._universe = universe
+        self._stats = stats
+        self._pump = pump
+
+    def frame(self, door: Door, identity: bytes, frame: bytes) -> None:
+        """See `Visitor`."""
+        node = self._node
+        peer = node.peers.get(identity)
+        if peer is not None:
+            node.peers.heard(peer, node.clock())
+        try:
+            message = decode(frame)
+        except MalformedMessage as error:
+            node.problems[error.problem] += 1
+            self._answer_stranger(door, identity, Refused(text=str(error)[:1000]))
+            return
+        node.received[type(message).__name__] += 1
+        try:
+            self._handle(door, identity, peer, message)
+        except (MalformedRequest, MalformedMessage) as error:
+            node.problems["malformed"] += 1
+            log.info("a message of %s: %s", peer.hello.engine if peer else "a stranger", error)
+        except Exception:
+            # A defect of ours must not end what serves every engine of the node.
+            node.problems["defect"] += 1
+            log.exception("handling a %s", type(message).__name__)
+
+    def pause(self) -> None:
+        """See `Visitor`."""
+        self._pump()
+
+    def _handle(self, door: Door, identity: bytes, peer: Peer | None, message: Message) -> None:
+        node = self._node
+        if isinstance(message, Hello):
+            self._hello(door, identity, peer, message)
+        elif isinstance(message, StatsQuery):
+            self._answer_stranger(door, identity, self._stats(message.id))
+        elif isinstance(message, UnknownMessage):
+            node.problems["unknown"] += 1
+        elif peer is None:
+            node.problems["stranger"] += 1
+            self._answer_stranger(door, identity, HelloWanted(instance=node.instance))
+        else:
+            self._from_peer(peer, message)
+
+    def _from_peer(self, peer: Peer, message: Message) -> None:
+        node = self._node
+        match message:
+            case Plan():
+                self._plan(peer, message)
+            case Query():
+                self._query(peer, message)
+            case Event():
+                self._event(peer, message)
+            case Universe():
+                self._universe(peer, message)
+            case Heartbeat():
+                peer.figures = dict(message.figures)
+                if peer.behind:
+                    # It reads again, and has missed something: all it still wants comes with its next hello.
+                    peer.behind = False
+                    node.send(peer, HelloWanted(instance=node.instance))
+                else:
+                    node.send(peer, HeartbeatAnswer(sequence=message.sequence, instance=node.instance))
+            case Goodbye():
+                node.forget(peer)
+            case _:
+                node.problems["unexpected"] += 1
+
+    def _hello(self, door: Door, identity: bytes, peer: Peer | None, hello: Hello) -> None:
+        node = self._node
+        if peer is None:
+            peer = Peer(identity, local=door.local, hello=hello, now=node.clock())
+            for old in node.peers.add(peer):
+                node.problems["crowded out"] += 1
+                node.forget(old)
+        else:
+            peer.hello = hello
+        self._attach(peer)
+
+    def _plan(self, peer: Peer, plan: Plan) -> None:
+        node = self._node
+        if peer.rank is None:
+            node.problems["not attached"] += 1
+            return
+        now = node.clock()
+        asks = [
+            (provider, sweep)
+            for provider, blob in plan.requests.items()
+            for sweep in _bounded(decode_sweeps(blob))
+        ]
+        deadline = now + plan.deadline_s if plan.deadline_s else None
+        self._ask(peer, asks, Urgency(plan.priority), now, deadline)
+        peer.add_plan(OpenPlan(plan.id, asks))
+        node.plans_changed = True
+        if plan.priority >= Urgency.REPLAY:
+            node.ready = False
+
+    def _ask(
+        self,
+        peer: Peer,
+        asks: Sequence[tuple[str, Sweep]],
+        priority: Urgency,
+        now: float,
+        deadline: float | None,
+    ) -> None:
+        node = self._node
+        assert peer.rank is not None
+        by_provider: dict[str, list[Sweep]] = {}
+        for provider, sweep in asks:
+            by_provider.setdefault(provider, []).append(sweep)
+        for provider, sweeps in by_provider.items():
+            node.broker.plan(peer.rank, provider, sweeps, priority, now, deadline)
+        group = node.group_of(peer)
+        if group is not None and peer.local:
+            # A peer of another node uses the helper that is there, and starts none.
+            group.want(tuple(by_provider))
+
+    def _query(self, peer: Peer, query: Query) -> None:
+        node = self._node
+        now = node.clock()
+        if peer.rank is None:
+            unknown = (State.UNKNOWN,) * len(query.keys)
+            node.send(peer, Answer(id=query.id, keys=unknown))
+            return
+        states: dict[str, tuple[State, ...]] = {}
+        asks = []
+        for provider, blob in query.requests.items():
+            sweeps = _bounded(decode_sweeps(blob))
+            states[provider] = tuple(
+                _REQUEST_STATES[node.broker.request_state(peer.rank, provider, sweep)] for sweep in sweeps
+            )
+            asks += [
+                (provider, sweep)
+                for sweep, state in zip(sweeps, states[provider], strict=True)
+                if state is State.QUEUED
+            ]
+        if asks and query.priority is not None:
+            deadline = now + query.deadline_s if query.deadline_s else None
+            self._ask(peer, asks, Urgency(query.priority), now, deadline)
+        if not query.keys:
+            node.send(peer, Answer(id=query.id, requests=states))
+            return
+        token = OpenQuery(peer.identity, query.id, states)
+        until = now + query.deadline_s if query.priority is not None and query.deadline_s else None
+        node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
+
+    def answer(self, answer: BrokerAnswer) -> None:
+        """Sends what the broker found for a query."""
+        query = answer.token
+        assert isinstance(query, OpenQuery)
+        peer = self._node.peers.get(query.identity)
+        if peer is None:
+            return
+        keys = tuple(_KEY_STATES[status.state] for status in answer.keys)
+        self._node.send(peer, Answer(id=query.id, keys=keys, requests=query.requests))
+
+    def _event(self, peer: Peer, event: Event) -> None:
+        node = self._node
+        if peer.rank is None:
+            node.problems["not attached"] += 1
+            return
+        name = event.key or self._key_of_digest(event.compiler, event.digest)
+        if not name:
+            node.problems["nameless event"] += 1
+            return
+        now, key = node.clock(), (event.compiler, name)
+        match event.what:
+            case "started":
+                node.broker.engine_began(peer.rank, key, now)
+            case "ended":
+                node.broker.engine_ended(peer.rank, key, event.seconds, now)
+            case "hit":
+                node.broker.engine_used(peer.rank, key, now)
+            case "load":
+                # The time of a load is the engine's affair; that it happens is counted by type.
+                pass
+
+    def _key_of_digest(self, compiler: str, digest: str) -> str:
+        if not digest:
+            return ""
+        return self._node.digests.get((compiler, digest), DIGEST_KEY + digest)
+
+    def _answer_stranger(self, door: Door, identity: bytes, message: Message) -> None:
+        """To whoever sits at the other end; nobody is remembered for it."""
+        outcome = door.send(identity, encode(message))
+        self._node.sent[f"{type(message).__name__}, {outcome.name.lower()}"] += 1
+
+
+def _bounded(sweeps: list[Sweep]) -> list[Sweep]:
+    """Raises `MalformedRequest` for a sweep that no model can need."""
+    for sweep in sweeps:
+        # Not len(): a range beyond the machine's integers has none.
+        size = sum((stop - start) // step + 1 for start, stop, step in sweep.values)
+        if size > MAX_SWEEP:
+            raise MalformedRequest(f"a sweep of {size} shapes; at most {MAX_SWEEP} are traced as one")
+    return sweeps

@@ -37,7 +37,7 @@ class Listener(Protocol):
         ...
 
     def key_lost(self, key: Key, rank: RankState, now: float) -> None:
-        """A root of the rank does not hold a key that the rank had planned, and it does not ask now."""
+        """A root of the rank does not hold a key that was there for it once, and it does not ask now."""
         ...
 
 
@@ -137,8 +137,8 @@ class JobQueue:
         return bool(roots)
 
     def audit(self, rank: RankState) -> None:
-        """Asks the disk about all that a rank had planned, as long as nothing else is to be asked."""
-        self._audits[rank.name] = self._planned_copies(rank)
+        """Asks the disk about all that a rank once had, as long as nothing else is to be asked."""
+        self._audits[rank.name] = self._served_copies(rank)
 
     def next_checks(self, limit: int) -> list[Check]:
         """Up to so many questions for the disk."""
@@ -335,7 +335,7 @@ class JobQueue:
     def _report_loss(self, copy: Copy, now: float) -> None:
         key = copy.key
         for rank in self._ranks.users(key.id[0], copy.root):
-            if key.planned & rank.account.bit and rank.name not in key.asks:
+            if key.served(rank.account.bit) and rank.name not in key.asks:
                 self._listener.key_lost(key, rank, now)
 
     def _may_publish(self, copy: Copy) -> bool:
@@ -388,11 +388,11 @@ class JobQueue:
             copy.checking = False
             self.checking -= 1
 
-    def _planned_copies(self, rank: RankState) -> Iterator[Copy]:
+    def _served_copies(self, rank: RankState) -> Iterator[Copy]:
         for key in self._keys.all():
             if self._ranks.get(rank.name) is not rank:
                 return
-            if key.evicted or not key.planned & rank.account.bit:
+            if key.evicted or not key.served(rank.account.bit):
                 continue
             for root in rank.roots(key.id[0]):
                 copy = key.copies.get(root) or key.copies.setdefault(root, Copy(key, root))

@@ -163,6 +163,10 @@ class Key:
             return self.failure.text
         return next((copy.text for root in roots if (copy := self.copies.get(root)) and copy.text), "")
 
+    def served(self, bit: int) -> bool:
+        """Whether it was planned by the rank with this bit, and lay in all its roots once."""
+        return bool(self.planned & (self.hit | self.unused | self.used) & bit)
+
     def busy(self) -> bool:
         """Whether dropping it could lose something."""
         if self.asks or self.tasks or self.waiters or self.engines or self.flight is not None:

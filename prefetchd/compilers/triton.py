@@ -37,6 +37,7 @@ from prefetchd.compilers.triton_cache import (
     check_entry,
     digest_of,
     entry_state,
+    metadata_of,
     publish_entry,
     reader,
     relocate,
@@ -170,7 +171,7 @@ class Triton(ForkedCompiler):
         function = find_function(recorded)
         with _library_at_work(staging), intercept(meet):
             function.preload(recorded.specialization)
-            (metadata,) = (path for path in (cache / job.key).glob("*.json") if path.name[0] != "_")
+            metadata = metadata_of(cache / job.key)
             build_helpers(sources[0], metadata, cache, self._root, self._libcuda_dirs)
 
     def verify(self, job: Job, staging: Path) -> None:

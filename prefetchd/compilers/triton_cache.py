@@ -141,6 +141,15 @@ def group_members(entry: Path) -> dict[str, Path]:
     return members
 
 
+def metadata_of(entry: Path) -> Path:
+    """The file in which the library describes the kernel of `entry`. Raises `Incomplete`."""
+    # Not by the entry's listing: a kernel's own name may begin with underscores, as the group's file does.
+    described = [path for name, path in group_members(entry).items() if name.endswith(".json")]
+    if len(described) != 1:
+        raise Incomplete(f"{entry} describes {len(described)} kernels instead of one")
+    return described[0]
+
+
 def relocate(entry: Path, final: Path) -> None:
     """Rewrites the group in `entry` as if the kernel had been compiled in `final`. Raises `Incomplete`."""
     members = group_members(entry)

@@ -1,4 +1,7 @@
-"""Kernels small enough to compile in a fraction of a second, one for each thing a capture must get right."""
+"""Kernels small enough to compile in a fraction of a second, one for each thing a capture must get right.
+
+One has a name that begins with an underscore, as many a library's has: so does the file of a group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def scale(x, y, n, factor, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+def _scale(x, y, n, factor, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, factor * tl.load(x + at, mask=at < n), mask=at < n)
 
@@ -35,25 +38,25 @@ def double(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: ANN001, ANN2
         tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 
 
-# What `run_all` asks for: every class of pointer and integer of `scale`, and both candidates of `double` that
+# What `run_all` asks for: every class of pointer and integer of `_scale`, and both candidates of `double` that
 # fit, of each evenness.
 SCALE_VARIANTS = 5
 DOUBLE_VARIANTS = 4
 
 
 def run_blocks(blocks: list[int]) -> None:
-    """One variant of `scale` a block."""
+    """One variant of `_scale` a block."""
     x = torch.empty(64, device="cuda")
     for block in blocks:
-        scale[(1,)](x, x, 64, 2.5, BLOCK=block)
+        _scale[(1,)](x, x, 64, 2.5, BLOCK=block)
 
 
 def run_all() -> None:
     x = torch.empty(128, device="cuda")
     for n in (64, 96, 63, 1):
-        scale[(1,)](x, x, n, 2.5, BLOCK=32)
+        _scale[(1,)](x, x, n, 2.5, BLOCK=32)
     # A view that starts 4 bytes in: no freshly made tensor has such a pointer.
-    scale[(1,)](x[1:], x, 64, 2.5, BLOCK=32)
-    scale[(1,)](x, x, 2**40, 2.5, BLOCK=32)
+    _scale[(1,)](x[1:], x, 64, 2.5, BLOCK=32)
+    _scale[(1,)](x, x, 2**40, 2.5, BLOCK=32)
     double[(1,)](x, 64)
     double[(1,)](x, 100)

@@ -61,14 +61,14 @@ def test_capture_names_every_variant_once_and_compiles_nothing(warmed: Made) -> 
     counts = Counter(payload_of(job).name for job in warmed.jobs)
 
     assert warmed.answer["raised"] == ""
-    assert counts == {"scale": SCALE_VARIANTS, "double": DOUBLE_VARIANTS}
+    assert counts == {"_scale": SCALE_VARIANTS, "double": DOUBLE_VARIANTS}
     assert len({job.key for job in warmed.jobs}) == VARIANTS
     assert not [path for path in warmed.before if path.suffix == ".cubin"]
 
 
 def test_capture_leaves_the_library_as_it_was_and_calls_hooks_of_others(warmed: Made) -> None:
     assert warmed.answer["restored"]
-    assert {"scale", "double"} == {name.split(".")[-1] for name in warmed.answer["heard"]}
+    assert {"_scale", "double"} == {name.split(".")[-1] for name in warmed.answer["heard"]}
     assert warmed.answer["chosen"] == 0
 
 
@@ -103,7 +103,7 @@ def test_prove_names_all_that_is_missing_of_a_call_and_leaves_no_directory(
 ) -> None:
     answer = warmed.site.process("forbid", TRITON_CACHE_DIR=str(tmp_path / "empty"))
 
-    assert answer["raised"].startswith("Miss: triton_kernels.scale is not in")
+    assert answer["raised"].startswith("Miss: triton_kernels._scale is not in")
     assert [job.key for job in answer["jobs"]] == [warmed.jobs[0].key]
     assert not (tmp_path / "empty").exists()
 
@@ -178,7 +178,7 @@ def test_kernel_whose_module_is_gone_says_so(made: Callable[[str], Made], tmp_pa
     (outcome,) = site.warm(made("installed").jobs[:1])
 
     assert outcome.ending is Ending.FAILED
-    assert "triton_kernels.scale cannot be found" in outcome.text
+    assert "triton_kernels._scale cannot be found" in outcome.text
 
 
 @pytest.fixture

@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 NATIVE := $(wildcard prefetchd/null_device/csrc/*.h prefetchd/null_device/csrc/*/* prefetchd/job_runner/*.c)
 # DeepGEMM's older cache line, beside the newer one in the environment; tests reach it by PYTHONPATH.
 OLD_LINE := .lines/deep_gemm-0.1.7
+# A second Triton, whose cache differs in every way this project cares about: launchers, ptxas, result files.
+OTHER_TRITON := .lines/triton-3.6.0
 DEMO_CACHE := $(CURDIR)/build/demo-cache
 
 .PHONY: env demo test lint test-slow clean
 
-env: $(VENV)/.installed $(OLD_LINE)/.installed
+env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +28,11 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 $(OLD_LINE)/.installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OLD_LINE) \
 	    sgl-deep-gemm==0.1.7 apache-tvm-ffi==0.1.11
+	touch $@
+
+$(OTHER_TRITON)/.installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OTHER_TRITON) \
+	    triton==3.6.0
 	touch $@
 
 demo: env

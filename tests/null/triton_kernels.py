@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _scale(x, y, n, factor, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+def _scale(x, y, n, factor, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, factor * tl.load(x + at, mask=at < n), mask=at < n)
 
@@ -38,8 +38,8 @@ def double(x, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: ANN001, ANN2
         tl.store(x + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
 
 
-# What `run_all` asks for: every class of pointer and integer of `_scale`, and both candidates of `double` that
-# fit, of each evenness.
+# What `run_all` asks for: every class of pointer and integer of `_scale`, and both candidates of `double`
+# that fit, of each evenness.
 SCALE_VARIANTS = 5
 DOUBLE_VARIANTS = 4
 

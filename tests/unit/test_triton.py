@@ -89,7 +89,9 @@ def test_variable_that_is_off_defeats_nothing() -> None:
 
 def test_constructing_one_imports_no_triton() -> None:
     code = (
-        "import sys; from prefetchd.compilers import load_compiler; from prefetchd.targets import load_target\n"
+        "import sys\n"
+        "from prefetchd.compilers import load_compiler\n"
+        "from prefetchd.targets import load_target\n"
         "load_compiler('triton', load_target('h200'), {'HOME': '/home/me'})\n"
         "sys.exit('triton' in sys.modules)"
     )

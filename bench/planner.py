@@ -4,8 +4,8 @@ Percentiles of `Planner.on_schedule` in microseconds, beside those of a plain lo
 dictionary, taken in the same loop. Steady: every key of the batch was met before, which is nearly always so
 after the first minutes. New: the token count never came before, so the batch goes to the background thread;
 daemon absent, stopped by SIGSTOP, or reading nothing with the client's queue full. Between two steps the
-thread sleeps, as a scheduler does while the device works; `resumed_late_us` says how late it comes back, which
-holds what the background thread takes of the interpreter while it plans.
+thread sleeps, as a scheduler does while the device works; `resumed_late_us` says how late it comes back,
+which holds what the background thread takes of the interpreter while it plans.
 
     python bench/planner.py [--rounds 20000] [--json FILE]
 """
@@ -54,7 +54,7 @@ def percentiles(nanoseconds: list[int]) -> dict[str, float]:
 
 
 def measured(call: Callable[[Batch], object], batches: Iterator[Batch], rounds: int) -> dict[str, Any]:
-    """The call's percentiles, those of a look-up of the same batch, and how late the thread wakes after it."""
+    """The call's percentiles, those of a look-up of the same batch, and how late the thread wakes up."""
     ours, plain, late, clock = [], [], [], time.perf_counter_ns
     table: dict[Batch, bool] = {}
     for batch in itertools.islice(batches, rounds):

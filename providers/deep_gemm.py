@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -44,8 +43,6 @@ OPS = {op: kind for op, kind in REQUEST_TYPES.items() if issubclass(kind, DeepGe
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 # How the library aligns groups unless an engine tells it otherwise.
 LIBRARY_ALIGNMENT = 128
-# Batches that repeat are planned once; decoding repeats a few hundred sizes.
-PLANS_REMEMBERED = 4096
 
 
 class DeepGemmProvider(Provider):
@@ -56,7 +53,7 @@ class DeepGemmProvider(Provider):
 
     def __init__(self) -> None:
         self._driver: Driver | None = None
-        self._planned: tuple[Profile, Callable[[Batch], tuple[Request, ...]]] | None = None
+        self._planned: tuple[Profile, Callable[[Batch], Iterator[Request]]] | None = None
 
     def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
         """The requests of every site for this batch; a site it cannot serve asks for nothing."""
@@ -191,16 +188,17 @@ def _at(request: Request, value: int) -> Request:
     return _replace(request, **{request.sweep_field: value}) if request.sweep_field else request
 
 
-def _planner(profile: Profile) -> Callable[[Batch], tuple[Request, ...]]:
+def _planner(profile: Profile) -> Callable[[Batch], Iterator[Request]]:
     try:
         sites, layouts = _templates(profile), layout_requests(profile)
     except ValueError:
         # `universe` says what is wrong with the profile; beside the scheduler nothing may raise.
         sites, layouts = [], []
 
-    @lru_cache(maxsize=PLANS_REMEMBERED)
-    def planned(batch: Batch) -> tuple[Request, ...]:
-        found = [_at(request, m) for site, request in sites for m in m_for_batch(site, profile, batch)]
-        return (*found, *layouts)
+    def planned(batch: Batch) -> Iterator[Request]:
+        # One by one and none kept: experts ask for thousands a batch, and the reader pauses between them.
+        for site, request in sites:
+            yield from (_at(request, m) for m in m_for_batch(site, profile, batch))
+        yield from layouts
 
     return planned

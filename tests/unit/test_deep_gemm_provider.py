@@ -142,16 +142,16 @@ class TestPlan:
             (request, _) = provider.plan(Batch(tokens=4), profile(msgspec.structs.replace(DENSE, n=n)))
             assert field(request, "n") == n
 
-    def test_of_a_repeated_batch_takes_microseconds(self) -> None:
+    def test_of_a_batch_takes_microseconds(self) -> None:
         sites = [msgspec.structs.replace(DENSE, name=f"site{i}", n=64 * (i + 1)) for i in range(16)]
         subject, provider = profile(*sites), DeepGemmProvider()
         taken = []
         for _ in range(200):
             batch = Batch(tokens=256, decodes=256)
             begun = time.perf_counter_ns()
-            provider.plan(batch, subject)
+            list(provider.plan(batch, subject))
             taken.append(time.perf_counter_ns() - begun)
-        assert statistics.median(taken) < 20_000
+        assert statistics.median(taken) < 200_000
 
 
 def test_every_request_type_of_the_family_is_an_op() -> None:

@@ -17,7 +17,7 @@ from prefetchd.accounting import EngineCompile
 from prefetchd.asks import FairQueue
 from prefetchd.broker_types import Check, Compile, End, Priority, Publish, Rank, Root, Slots
 from prefetchd.engine_compiles import EngineCompiles
-from prefetchd.keys import MAX_RETRIES, MAX_TEXT, Copy, CopyState, Key, KeyTable, backoff
+from prefetchd.keys import MAX_COPIES, MAX_RETRIES, MAX_TEXT, Copy, CopyState, Key, KeyTable, backoff
 from prefetchd.ranks import Ranks, RankState
 from prefetchd.timers import Timers
 
@@ -101,7 +101,7 @@ class JobQueue:
         """The rank, which asks for the key, has other roots than before."""
         self._add_roots(key, rank.roots(key.id[0]))
         self._settle(key, now, built=False)
-        self._advance(key)
+        self._advance(key, rank)
 
     def leave(self, rank: RankState, now: float) -> None:
         """The rank is gone, and its engine with all that it compiled."""
@@ -263,7 +263,7 @@ class JobQueue:
             self.published_total += 1
         elif end.source_gone:
             copy.state = CopyState.ABSENT
-            source = key.copies[work.source]
+            source = self._copy(key, work.source)
             source.state = CopyState.UNCHECKED
             self._check(source)
         else:
@@ -309,16 +309,15 @@ class JobQueue:
                 self.compiles.push(key, name, order)
         self.compiles.recount(key)
         for copy in key.copies.values():
+            before = copy.waiting
             copy.waiting = asked and published and self._may_publish(copy)
             if copy.waiting:
-                self._push_copy(copy)
-            self.publishes.recount(copy)
-
-    def _push_copy(self, copy: Copy) -> None:
-        for name in copy.key.asks.ranks():
-            rank = self._ranks.get(name)
-            if rank is not None and copy.root in rank.roots(copy.key.id[0]):
-                self.publishes.push(copy, name, (copy.key.deadline, 0.0))
+                users = [rank] if rank is not None and before else self._ranks.users(key.id[0], copy.root)
+                for user in users:
+                    if copy.root in user.roots(key.id[0]):
+                        self.publishes.push(copy, user.name, (key.deadline, 0.0))
+            if before or copy.waiting:
+                self.publishes.recount(copy)
 
     def _settle(self, key: Key, now: float, *, built: bool) -> None:
         """Ends the asks of every rank for which nothing more is to be done."""
@@ -373,9 +372,26 @@ class JobQueue:
     def _add_roots(self, key: Key, roots: tuple[Root, ...]) -> bool:
         fresh = [root for root in roots if root not in key.copies]
         for root in fresh:
-            key.copies[root] = copy = Copy(key, root)
-            self._check(copy)
+            self._check(self._copy(key, root))
         return bool(fresh)
+
+    def _copy(self, key: Key, root: Root) -> Copy:
+        """The key's copy in the root; beyond a limit, those in roots that nobody uses are forgotten."""
+        copy = key.copies.get(root)
+        if copy is None:
+            if len(key.copies) >= MAX_COPIES:
+                for other in [each for each in key.copies.values() if self._useless(each)]:
+                    del key.copies[other.root]
+            key.copies[root] = copy = Copy(key, root)
+        return copy
+
+    def _useless(self, copy: Copy) -> bool:
+        if copy.checking or copy.state is CopyState.PUBLISHING or copy.root == copy.key.source():
+            return False
+        flight = copy.key.flight
+        return (flight is None or flight.root != copy.root) and not self._ranks.uses(
+            copy.key.id[0], copy.root
+        )
 
     def _check(self, copy: Copy) -> None:
         if not copy.checking:
@@ -395,7 +411,7 @@ class JobQueue:
             if key.evicted or not key.served(rank.account.bit):
                 continue
             for root in rank.roots(key.id[0]):
-                copy = key.copies.get(root) or key.copies.setdefault(root, Copy(key, root))
+                copy = self._copy(key, root)
                 if not copy.checking:
                     copy.checking = True
                     self.checking += 1

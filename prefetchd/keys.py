@@ -29,6 +29,8 @@ MAX_PAYLOAD_BYTES = 256 << 20
 MAX_FAILURES = 10_000
 # A compiler's whole output is in its log; this much tells a person what to do.
 MAX_TEXT = 4_000
+# Roots remembered of one key beside those in use; a node's ranks have at most one or two each.
+MAX_COPIES = 128
 # Machine faults pass, or they do not; three more tries tell which.
 MAX_RETRIES = 3
 # Seconds before the first retry; a full disk or memory needs more than a moment to get free.
@@ -144,18 +146,21 @@ class Key:
 
     def published_in(self, roots: tuple[Root, ...]) -> bool:
         """Whether every one of these roots (at least one) holds it."""
-        return bool(roots) and all(
-            (copy := self.copies.get(root)) is not None and copy.state is CopyState.PUBLISHED
-            for root in roots
-        )
+        for root in roots:
+            copy = self.copies.get(root)
+            if copy is None or copy.state is not CopyState.PUBLISHED:
+                return False
+        return bool(roots)
 
     def failed_in(self, roots: tuple[Root, ...]) -> bool:
         """Whether it cannot get into these roots, and no retry will come."""
         if self.failure is not None and self.failure.retry_at is None:
             return True
-        return any(
-            (copy := self.copies.get(root)) is not None and copy.state is CopyState.FAILED for root in roots
-        )
+        for root in roots:
+            copy = self.copies.get(root)
+            if copy is not None and copy.state is CopyState.FAILED:
+                return True
+        return False
 
     def failure_text(self, roots: tuple[Root, ...]) -> str:
         """The reason of a failure, or of the one that is to be retried."""

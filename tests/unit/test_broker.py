@@ -5,7 +5,7 @@ from broker_world import COMPILE_ERROR, COMPILER, MANY, PROVIDER, TIMED_OUT, Wor
 
 from prefetchd.broker_types import End, KeyStatus, Priority, Slots
 from prefetchd.compilers.base import Job
-from prefetchd.keys import MAX_RETRIES
+from prefetchd.keys import MAX_COPIES, MAX_RETRIES
 from prefetchd.tasks import MAX_CRASHES
 from prefetchd.trace import Failure
 
@@ -522,6 +522,21 @@ def test_known_keys_and_failures_stay_within_their_limits() -> None:
     assert stats.known_keys == 50
     assert stats.failed_keys == 10
     assert stats.drained
+
+
+def test_roots_that_nobody_uses_any_more_are_forgotten(world: World) -> None:
+    world.plan("r0", gemm(1))
+    world.settle()
+    compiled = len(world.compiles)
+
+    for number in range(2 * MAX_COPIES):
+        world.attach("r0", f"/moved-{number}")
+        world.settle()
+
+    (key,) = world.broker._keys.all()
+    assert len(key.copies) <= MAX_COPIES
+    assert len(world.compiles) == compiled
+    assert world.state("r0", gemm(1)) == "published"
 
 
 def test_open_keys_are_never_dropped_to_keep_a_limit() -> None:

@@ -20,6 +20,8 @@ from prefetchd.protocol import (
 
 # Only a failed test waits this long.
 LIMIT_S = 20.0
+# Heartbeats of a client in a test.
+BEAT_S = 0.02
 
 M = TypeVar("M", bound=Message)
 

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
-from fake_daemon import LIMIT_S, NAME, FakeDaemon, until
+from fake_daemon import BEAT_S, LIMIT_S, NAME, FakeDaemon, until
 
 from prefetchd.client import Client
 from prefetchd.protocol import (
-    Answer,
     Event,
-    Failed,
     Goodbye,
     Heartbeat,
     Hello,
@@ -22,20 +20,18 @@ from prefetchd.protocol import (
     Mismatch,
     Plan,
     Published,
-    Query,
     Refused,
     Request,
     Settled,
-    State,
     Universe,
     Welcome,
-    decode,
     decode_sweeps,
     expand,
     request_from_fields,
 )
 
-BEAT_S = 0.02
+NAME_PARTS = (NAME.compiler, NAME.key)
+LONG_MS = int(LIMIT_S * 1000)
 UNIVERSE = Universe(profile=b"", providers=("deep_gemm",), max_tokens=8)
 
 
@@ -49,55 +45,6 @@ def event(key: str = "k") -> Event:
 
 def planned(plan: Plan) -> set[Request]:
     return {one for data in plan.requests.values() for one in expand(decode_sweeps(data))}
-
-
-@pytest.fixture
-def address() -> Iterator[str]:
-    # Shorter than pytest's own directories, which may not fit into a socket's name.
-    with TemporaryDirectory(prefix="pd") as folder:
-        yield f"ipc://{folder}/daemon"
-
-
-@pytest.fixture
-def daemons(address: str) -> Iterator[Callable[..., FakeDaemon]]:
-    started: list[FakeDaemon] = []
-
-    def start(instance: str = "first", **options: int) -> FakeDaemon:
-        started.append(FakeDaemon(address, instance, **options))
-        return started[-1]
-
-    yield start
-    for daemon in started:
-        daemon.close()
-
-
-@pytest.fixture
-def clients(address: str) -> Iterator[Callable[..., Client]]:
-    made: list[Client] = []
-
-    def make(**options: int) -> Client:
-        made.append(
-            Client(address, lambda: Hello(engine="test", pid=0, generation=""), heartbeat_s=BEAT_S, **options)
-        )
-        return made[-1]
-
-    yield make
-    for client in made:
-        client.close()
-
-
-@pytest.fixture
-def daemon(daemons: Callable[..., FakeDaemon]) -> FakeDaemon:
-    return daemons()
-
-
-@pytest.fixture
-def client(clients: Callable[..., Client], daemon: FakeDaemon) -> Client:
-    """A client that has been welcomed."""
-    client = clients()
-    client.start()
-    daemon.next(Heartbeat)
-    return client
 
 
 def test_nothing_is_sent_before_the_welcome(clients: Callable[..., Client], daemon: FakeDaemon) -> None:
@@ -114,8 +61,6 @@ def test_nothing_is_sent_before_the_welcome(clients: Callable[..., Client], daem
 def test_hello_says_the_process_and_is_another_in_each_client(
     clients: Callable[..., Client], daemon: FakeDaemon
 ) -> None:
-    import os
-
     for client in (clients(), clients()):
         client.start()
     first, second = daemon.next(Hello), daemon.next(Hello)
@@ -221,103 +166,6 @@ def test_published_is_remembered(client: Client, daemon: FakeDaemon) -> None:
     daemon.send(Published(compiler=NAME.compiler, key=NAME.key, root="/cache"))
 
     until(lambda: client.is_published(*NAME_PARTS))
-
-
-NAME_PARTS = (NAME.compiler, NAME.key)
-
-
-class Waiting:
-    """`client.wait` in a thread, so that the test can be the daemon meanwhile."""
-
-    def __init__(self, client: Client, ms: int) -> None:
-        self.result: bool | None = None
-        self._thread = threading.Thread(target=self._wait, args=(client, ms))
-        self._thread.start()
-
-    def _wait(self, client: Client, ms: int) -> None:
-        self.result = client.wait(*NAME_PARTS, ms=ms)
-
-    def ended(self) -> bool | None:
-        self._thread.join(LIMIT_S / 2)
-        return self.result
-
-
-LONG_MS = int(LIMIT_S * 1000)
-
-
-def test_wait_asks_urgently_and_ends_when_the_variant_is_published(
-    client: Client, daemon: FakeDaemon
-) -> None:
-    waiting = Waiting(client, LONG_MS)
-
-    query = daemon.next(Query)
-    assert (query.keys, query.priority) == ((NAME,), 0)
-    daemon.send(Answer(id=query.id, keys=(State.COMPILING,)))
-    daemon.send(Published(compiler=NAME.compiler, key=NAME.key, root="/cache"))
-
-    assert waiting.ended() is True
-
-
-@pytest.mark.parametrize("state", [State.FAILED, State.UNKNOWN])
-def test_wait_ends_at_once_when_nothing_is_coming(client: Client, daemon: FakeDaemon, state: State) -> None:
-    waiting = Waiting(client, LONG_MS)
-
-    daemon.send(Answer(id=daemon.next(Query).id, keys=(state,)))
-
-    assert waiting.ended() is False
-
-
-def test_wait_ends_at_once_when_the_compile_fails(client: Client, daemon: FakeDaemon) -> None:
-    waiting = Waiting(client, LONG_MS)
-
-    daemon.next(Query)
-    daemon.send(Failed(compiler=NAME.compiler, key=NAME.key, text="nvcc"))
-
-    assert waiting.ended() is False
-
-
-@pytest.mark.parametrize("goodbye", [True, False])
-def test_wait_ends_when_the_daemon_goes(client: Client, daemon: FakeDaemon, goodbye: bool) -> None:
-    waiting = Waiting(client, LONG_MS)
-
-    daemon.next(Query)
-    if goodbye:
-        daemon.send(Goodbye())
-    else:
-        daemon.close()
-
-    assert waiting.ended() is False
-
-
-def test_wait_ends_at_its_time_when_the_daemon_only_says_it_is_compiling(
-    client: Client, daemon: FakeDaemon
-) -> None:
-    begun = time.monotonic()
-    waiting = Waiting(client, 50)
-    query = daemon.next(Query)
-    daemon.send(Answer(id=query.id, keys=(State.COMPILING,)))
-
-    assert waiting.ended() is False
-    assert 0.05 <= time.monotonic() - begun < LIMIT_S / 4
-
-
-def test_wait_of_zero_and_wait_without_a_daemon_return_at_once(
-    client: Client, daemon: FakeDaemon, clients: Callable[..., Client]
-) -> None:
-    assert client.wait(*NAME_PARTS) is False
-    lonely = clients(wait_ms=LONG_MS)
-    begun = time.monotonic()
-
-    assert lonely.wait(*NAME_PARTS) is False
-
-    assert time.monotonic() - begun < LIMIT_S / 4
-
-
-def test_wait_for_something_published_needs_no_question(client: Client, daemon: FakeDaemon) -> None:
-    daemon.send(Published(compiler=NAME.compiler, key=NAME.key, root="/cache"))
-    until(lambda: client.is_published(*NAME_PARTS))
-
-    assert client.wait(*NAME_PARTS, ms=0) is True
 
 
 def test_noise_is_counted_and_the_connection_goes_on(client: Client, daemon: FakeDaemon) -> None:
@@ -441,45 +289,6 @@ def test_loop_that_fails_makes_a_new_socket_and_loses_no_plan(
     assert client.stats()["errors"] == 1
 
 
-CALLS: dict[str, Callable[[Client], object]] = {
-    "start": lambda client: client.start(),
-    "wake": lambda client: client.wake(),
-    "add_source": lambda client: client.add_source(lambda: False),
-    "plan": lambda client: client.plan({"deep_gemm": [request(1)]}),
-    "universe": lambda client: client.universe(UNIVERSE),
-    "event": lambda client: client.event(event()),
-    "is_published": lambda client: client.is_published("a", "b"),
-    "wait": lambda client: client.wait("a", "b", ms=LONG_MS),
-    "wanted": lambda client: client.wanted,
-    "stats": lambda client: client.stats(),
-    "forget_parent": lambda client: client.forget_parent(),
-    "close": lambda client: client.close(),
-}
-
-
-class Broken:
-    """Fails whatever is done with it."""
-
-    def __getattribute__(self, name: str) -> object:
-        raise RuntimeError(f"broken: {name}")
-
-
-def parts_of(client: Client) -> list[str]:
-    return [name for name in vars(client) if name != "guard"]
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_no_exception_leaves_a_call_whatever_part_of_the_client_fails(call: str, address: str) -> None:
-    for part in parts_of(Client(address, lambda: Hello(engine="", pid=0, generation=""))):
-        client = Client(address, lambda: Hello(engine="", pid=0, generation=""))
-        setattr(client, part, Broken())
-
-        CALLS[call](client)
-        CALLS[call](client)
-
-        client.closed = True
-
-
 def test_events_that_cannot_be_encoded_are_counted_and_the_next_ones_go(
     client: Client, daemon: FakeDaemon
 ) -> None:
@@ -488,12 +297,6 @@ def test_events_that_cannot_be_encoded_are_counted_and_the_next_ones_go(
 
     assert daemon.next(Event).key == "fine"
     assert client.stats()["errors"] == 1
-
-
-def test_wrong_frames_of_plans_never_reach_a_decoder_of_ours(client: Client, daemon: FakeDaemon) -> None:
-    client.plan({"deep_gemm": [request(1)]})
-
-    assert isinstance(decode(daemon.frame()), (Plan, Heartbeat))
 
 
 def test_welcome_of_a_daemon_nobody_greeted_changes_nothing(client: Client, daemon: FakeDaemon) -> None:

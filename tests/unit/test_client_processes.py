@@ -11,13 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from fake_daemon import LIMIT_S, FakeDaemon, until
+from fake_daemon import BEAT_S, LIMIT_S, FakeDaemon, until
 from processes import start_child
 
 from prefetchd.client import Client
 from prefetchd.protocol import Goodbye, Heartbeat, Hello, Plan, Settled, request_from_fields
-
-BEAT_S = 0.02
 
 # Registered before the client's own, so called after it: prints what the end took us.
 ENGINE = """

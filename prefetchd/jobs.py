@@ -43,10 +43,13 @@ RUNNER_END_LIMIT_S = 15.0
 DISK_FULL_BYTES = 1 << 20
 # A shell, and nvcc for its own children, answers 128 + signal for a child that was killed.
 SHELL_SIGNAL_BASE = 128
+SIGNALS = signal.SIGRTMAX
 
 _NO_MEMORY = re.compile(
     r"out of memory|bad_alloc|cannot allocate memory|virtual memory exhausted", re.IGNORECASE
 )
+# Output ends on terminals: what moves a cursor, or ends a C string, is shown as one that cannot be shown.
+_UNPRINTABLE = re.compile(r"[^\n\t\x20-\x7e\xa0-\U0010ffff]")
 _NO_SPACE = re.compile(r"no space left on device|disk quota exceeded", re.IGNORECASE)
 
 
@@ -108,6 +111,7 @@ class JobPool:
 
     def __init__(self, slots: int, *, timeout_s: float, memory_bytes: int, nice: int) -> None:
         self._slots = asyncio.Semaphore(slots)
+        self._stuck_s = timeout_s + RUNNER_END_LIMIT_S if timeout_s > 0 else None
         self._limits = (
             "--timeout", str(timeout_s), "--memory", str(memory_bytes), "--nice", str(nice),
         )  # fmt: skip
@@ -120,7 +124,7 @@ class JobPool:
         async with self._slots:
             with log.open("wb") as output:
                 try:
-                    running = _Running(command, self._limits, output)
+                    running = _Running(command, self._limits, output, self._stuck_s)
                 except OSError as error:
                     return JobResult(reason="runner", output=f"cannot start {JOB_RUNNER}: {error}")
             try:
@@ -133,7 +137,10 @@ class JobPool:
 class _Running:
     """One runner process, from its start to the last process of its group."""
 
-    def __init__(self, command: Command, limits: tuple[str, ...], output: IO[bytes]) -> None:
+    def __init__(
+        self, command: Command, limits: tuple[str, ...], output: IO[bytes], stuck_s: float | None
+    ) -> None:
+        self._stuck_s = stuck_s
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._received = bytearray()
@@ -165,6 +172,10 @@ class _Running:
     async def ended(self) -> Report:
         """The runner's report, once it has ended; on cancellation ends everything first."""
         try:
+            # The runner keeps the time limit, unless it is stopped itself: then it is ended here.
+            await asyncio.wait_for(asyncio.shield(self._done), self._stuck_s)
+        except TimeoutError:
+            self._process.kill()
             await asyncio.shield(self._done)
         except asyncio.CancelledError:
             self._process.terminate()
@@ -204,11 +215,14 @@ class _Running:
 
 
 def compile_environment(base: Mapping[str, str], temporary: Path) -> dict[str, str]:
-    """The environment of a compile: what is allowed of `base`, and temporary files inside its staging."""
+    """The environment of a compile: what is allowed of `base`, and temporary files inside its staging.
+
+    Without a search path a shell still finds programs, but nvcc's preprocessor does not: it gets the shell's.
+    """
     allowed = {
         name: value for name, value in base.items() if name in ALLOWED_VARIABLES or name.startswith("LC_")
     }
-    return {**allowed, "TMPDIR": str(temporary)}
+    return {**allowed, "PATH": allowed.get("PATH") or os.defpath, "TMPDIR": str(temporary)}
 
 
 def disk_is_full(directory: Path) -> bool:
@@ -220,9 +234,9 @@ def disk_is_full(directory: Path) -> bool:
 def classify(report: Report, log: Path) -> JobResult:
     """A result from the runner's report, with the reasons that only the output or the disk can tell."""
     text = _tail(log, REASON_TAIL_BYTES)
-    output = text.encode()[-OUTPUT_TAIL_BYTES:].decode(errors="replace")
+    output = _UNPRINTABLE.sub("\ufffd", text.encode()[-OUTPUT_TAIL_BYTES:].decode(errors="replace"))
     reason, code, killer = report.reason or "runner", report.exit_code, report.signal
-    if reason == "exit" and code is not None and code > SHELL_SIGNAL_BASE:
+    if reason == "exit" and code is not None and 0 < code - SHELL_SIGNAL_BASE <= SIGNALS:
         reason, killer, code = "signal", code - SHELL_SIGNAL_BASE, None
     if reason in ("exit", "signal") and code != 0:
         if _NO_SPACE.search(text) or (not text and disk_is_full(log.parent)):

@@ -182,6 +182,44 @@ def test_a_killed_runner_resolves_its_job_and_leaves_nothing(tmp_path: Path, ali
     assert alive.all_gone()
 
 
+def test_a_stopped_runner_resolves_its_job_and_leaves_nothing(
+    tmp_path: Path, alive: LifeSign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RUNNER_END_LIMIT_S", 0.2)
+
+    async def scenario() -> JobResult:
+        task = asyncio.create_task(
+            pool(timeout_s=0.5).run(shell(tmp_path, f"{alive.shell}; {HANG}"), log=tmp_path / "log")
+        )
+        await asyncio.to_thread(alive.wait_begun)
+        for runner in runner_processes():
+            runner.suspend()
+        return await asyncio.wait_for(task, LIMIT_S)
+
+    result = asyncio.run(scenario())
+
+    assert (result.reason, result.retryable) == ("runner", True)
+    assert alive.all_gone()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "killer"),
+    [(128 + signal.SIGTERM, "signal", signal.SIGTERM), (128, "exit", None), (255, "exit", None)],
+)
+def test_only_a_code_that_stands_for_a_signal_is_read_as_one(
+    tmp_path: Path, code: int, reason: str, killer: int | None
+) -> None:
+    result = run(tmp_path, f"exit {code}")
+
+    assert (result.reason, result.signal) == (reason, killer)
+
+
+def test_output_holds_nothing_that_a_terminal_would_obey(tmp_path: Path) -> None:
+    result = run(tmp_path, r"printf 'a\033[2J\000\rb\tc\n'; exit 1")
+
+    assert result.output.replace("\N{REPLACEMENT CHARACTER}", "?") == "a?[2J??b\tc\n"
+
+
 def test_a_missing_runner_resolves_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "JOB_RUNNER", tmp_path / "absent")
 
@@ -227,3 +265,9 @@ def test_compile_environment_is_an_allow_list() -> None:
 
     kept = {name: base[name] for name in ("PATH", "HOME", "LC_ALL", "NVCC_APPEND_FLAGS", "CUDA_HOME")}
     assert environment == {**kept, "TMPDIR": "/staging/tmp"}
+
+
+@pytest.mark.parametrize("base", [{}, {"PATH": ""}])
+def test_a_compile_has_a_search_path_where_the_caller_has_none(base: dict[str, str]) -> None:
+    # nvcc finds the host compiler's own programs by it; execvp would look there, they do not.
+    assert compile_environment(base, Path("/tmp"))["PATH"] == os.defpath

@@ -8,6 +8,8 @@ in neither: `sm_100`, `sm_100a` and `sm_100f` carry the same flags, measured wit
 
 from __future__ import annotations
 
+import os
+import stat
 import struct
 from pathlib import Path
 
@@ -30,7 +32,15 @@ class NotACubin(ValueError):
 
 def cubin_architecture(path: Path) -> int:
     """The number of `sm_<number>` that a complete cubin was compiled for. Raises `NotACubin`, `OSError`."""
-    return parse_architecture(path.read_bytes())
+    # Not to wait for the writer of a pipe: what a cache holds is anybody's.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise NotACubin("it is not a regular file")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return parse_architecture(file.read())
+    finally:
+        os.close(descriptor)
 
 
 def parse_architecture(data: bytes) -> int:

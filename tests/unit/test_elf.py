@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ def test_architecture_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "kernel.cubin").write_bytes(fake_cubin(100))
 
     assert cubin_architecture(tmp_path / "kernel.cubin") == 100
+
+
+def test_what_is_no_file_is_refused_without_being_read(tmp_path: Path) -> None:
+    # Reading the first would wait for a writer for ever, and the second would never end.
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "directory").mkdir()
+
+    for name in ("fifo", "device", "directory"):
+        with pytest.raises(NotACubin, match="not a regular file"):
+            cubin_architecture(tmp_path / name)
 
 
 @given(st.integers(min_value=0, max_value=len(fake_cubin()) - 1))

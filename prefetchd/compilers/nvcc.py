@@ -99,7 +99,7 @@ def _version_text(path: Path, origin: str, environment: Mapping[str, str]) -> st
     try:
         done = subprocess.run(
             [path, "--version"], env=compile_environment(environment, Path("/tmp")), capture_output=True,
-            text=True, timeout=VERSION_TIMEOUT_S, check=True,
+            text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=VERSION_TIMEOUT_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise CompilerUnavailable(f"{path} ({origin}) does not answer --version: {error}") from error

@@ -74,7 +74,10 @@ def test_too_old_is_explained(tmp_path: Path) -> None:
         find({"PREFETCHD_REAL_NVCC": str(place), "PATH": os.environ["PATH"]})
 
 
-@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hello\n", "not a program"])
+@pytest.mark.parametrize(
+    "script",
+    ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho hello\n", r"#!/bin/sh" "\n" r"printf '\377\n'", "not a program"],
+)
 def test_a_broken_one_is_named(tmp_path: Path, script: str) -> None:
     place = tmp_path / "nvcc"
     place.write_text(script)

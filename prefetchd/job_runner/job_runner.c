@@ -34,6 +34,9 @@
 #define EXIT_CANNOT_START 127
 #define EXIT_USAGE 2
 
+/* Of one file that the command writes. A cubin and nvcc's intermediate files are a few MB; a log without end would
+ * fill the disk that the engine's cache is on. */
+static const rlim_t FILE_LIMIT_BYTES = (rlim_t)1 << 30;
 /* Time between SIGTERM and SIGKILL: nvcc dies of the first in milliseconds, a wrapper script may clean up. */
 static const double GRACE_S = 2.0;
 /* A process in an uninterruptible wait (a dead network mount) outlives SIGKILL; we report without it after this. */
@@ -107,18 +110,23 @@ static struct options parse(int argc, char **argv) {
     return o;
 }
 
+/* Sets both limits, but never above what our starter was allowed: root could. */
+static void lower(__rlimit_resource_t resource, rlim_t value) {
+    struct rlimit limit;
+    if (getrlimit(resource, &limit) == 0 && value < limit.rlim_max)
+        setrlimit(resource, &(struct rlimit){value, value});
+}
+
 /* Takes over the new child: limits, its own group, and death with the runner; then becomes the command. */
 static void become(const struct options *o, const sigset_t *original, pid_t runner) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != runner)  /* the runner died before prctl: no signal will come */
         _exit(EXIT_CANNOT_START);
-    if (o->memory_bytes != 0) {
-        struct rlimit limit = {o->memory_bytes, o->memory_bytes};
-        setrlimit(RLIMIT_AS, &limit);
-    }
-    struct rlimit no_core = {0, 0};
-    setrlimit(RLIMIT_CORE, &no_core);
+    if (o->memory_bytes != 0)
+        lower(RLIMIT_AS, o->memory_bytes);
+    lower(RLIMIT_FSIZE, FILE_LIMIT_BYTES);
+    lower(RLIMIT_CORE, 0);
     dprintf(o->report, "{\"group\": %d}\n", (int)getpid());
     sigprocmask(SIG_SETMASK, original, NULL);
     execvp(o->command[0], o->command);

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from prefetchd.job_runner import JOB_RUNNER
 STUBBORN = "(trap '' TERM; setsid sleep 1000 & sleep 1000) & echo started; wait"
 # Only a failed test waits this long.
 LIMIT_S = 20.0
+# As the runner has it.
+FILE_LIMIT = 1 << 30
 
 
 class Alive:
@@ -50,11 +53,17 @@ class Run:
     """A started runner, its report and the command's output. REPORT in a command becomes its number."""
 
     def __init__(
-        self, command: list[str], *options: str, alive: Alive | None = None, parent: int | None = None
+        self,
+        command: list[str],
+        *options: str,
+        alive: Alive | None = None,
+        parent: int | None = None,
+        under: tuple[str, ...] = (),
     ) -> None:
         self._report, write = os.pipe()
         command = [part.replace("REPORT", str(write)) for part in command]
         argv = [
+            *under,
             str(JOB_RUNNER),
             *options,
             "--parent",
@@ -160,6 +169,26 @@ def test_memory_limit_stops_an_allocation() -> None:
     result = Run([sys.executable, "-c", "bytearray(1 << 31)"], "--memory", str(1 << 29)).result()
 
     assert result["exit_code"] == 1
+
+
+def test_a_command_that_writes_without_end_is_stopped(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        # Near the limit, so that the test does not write so much.
+        file.truncate(FILE_LIMIT - 4096)
+
+    result = Run(["sh", "-c", f"exec yes >>{tmp_path}/file"]).result()
+
+    assert result["signal"] == signal.SIGXFSZ
+    assert (tmp_path / "file").stat().st_size == FILE_LIMIT
+
+
+def test_a_lower_limit_of_the_user_is_kept() -> None:
+    lower = ("prlimit", f"--fsize={1 << 20}", f"--as={1 << 33}")
+
+    run = Run(["sh", "-c", "ulimit -H -f; ulimit -H -v"], "--memory", str(1 << 40), under=lower)
+    run.result()
+
+    assert run.output.split() == [str(1 << 11), str(1 << 23)]
 
 
 def test_time_and_memory_of_all_descendants_are_counted() -> None:

@@ -37,7 +37,7 @@ class Listener(Protocol):
         ...
 
     def key_lost(self, key: Key, rank: RankState, now: float) -> None:
-        """A root of the rank does not hold a key that was there for it once, and it does not ask now."""
+        """The rank had planned the key and does not ask now, but a root of it may not hold the key."""
         ...
 
 
@@ -113,13 +113,20 @@ class JobQueue:
 
     def retry(self, key: Key, now: float) -> None:
         """Somebody asks for what failed to be tried again at once."""
-        self._keys.forgive(key)
         for copy in key.copies.values():
             copy.tries, copy.retry_at, copy.text = 0, None, ""
             if copy.state is CopyState.FAILED:
                 copy.state = CopyState.ABSENT
+        self.forgive(key, now)
         self._advance(key)
         self._listener.key_changed(key, now)
+
+    def forgive(self, key: Key, now: float) -> None:
+        """A failure holds no longer: whoever had planned the key gets it after all."""
+        self._keys.forgive(key)
+        for rank in list(self._ranks.attached.values()):
+            if key.planned & rank.account.bit and rank.name not in key.asks:
+                self._listener.key_lost(key, rank, now)
 
     # The disk.
 
@@ -168,7 +175,8 @@ class JobQueue:
         before = copy.state
         if present and before is not CopyState.PUBLISHING:
             copy.state = CopyState.PUBLISHED
-            self._keys.forgive(key)
+            if key.failure is not None:
+                self.forgive(key, now)
         elif not present and before in (CopyState.UNCHECKED, CopyState.PUBLISHED):
             copy.state = CopyState.ABSENT
             self._report_loss(copy, now)
@@ -205,8 +213,9 @@ class JobQueue:
         self.compiling -= 1
         self._in_background -= work.priority > Priority.BATCH
         if end.ok:
-            self._keys.forgive(key)
             self._mark_published(key.copies[work.root])
+            if key.failure is not None:
+                self.forgive(key, now)
             key.compiled = not end.found
             self.compiled_total += not end.found
             self.found_total += end.found

@@ -129,7 +129,7 @@ class TraceQueue:
         """The same for jobs that need no trace, such as those of a log."""
         new = known = refused = 0
         for job in jobs:
-            key = self._take(job, rank.group)
+            key = self._take(job, rank.group, now)
             if key in rank.direct:
                 task = rank.direct[key]
                 self._ask_again(task, rank, task.wants[rank.name], priority, deadline)
@@ -214,7 +214,7 @@ class TraceQueue:
             want.left = set()
         keys = []
         for job in report.jobs:
-            key = self._take(job, task.group)
+            key = self._take(job, task.group, now)
             keys.append(key)
             for rank, want in wants:
                 self._join(task, key, rank, want)
@@ -393,12 +393,12 @@ class TraceQueue:
             task.group.queue.recount(task)
             task.group.remove(task)
 
-    def _take(self, job: Job, group: GroupState) -> Key:
+    def _take(self, job: Job, group: GroupState, now: float) -> Key:
         key = self._keys.touch((job.compiler, job.key))
         if key.failure is not None and group.name not in key.failure.groups:
             # Another fingerprint: its job may differ in what the key does not show.
-            self._keys.forgive(key)
             self._keys.give_job(key, job, group.name)
+            self._jobs.forgive(key, now)
         elif key.job is None:
             self._keys.give_job(key, job, group.name)
         return key

@@ -74,7 +74,7 @@ class Waiters:
         self._open.add(waiter)
         rank.waiters.add(waiter)
         self._limits.push(waiter.until, waiter)
-        for identity in ids:
+        for identity in dict.fromkeys(ids):
             key = self._keys.get(identity)
             if key is not None:
                 self._watch(waiter, key)

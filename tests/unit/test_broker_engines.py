@@ -100,6 +100,18 @@ def test_wait_makes_a_key_urgent_for_as_long_as_it_waits(world: World) -> None:
     assert world.broker.stats().job_depth == {"urgent": 0, "batch": 0, "replay": 0, "universe": 1}
 
 
+def test_key_named_twice_in_a_query_is_asked_for_once(world: World) -> None:
+    world.to_compile("r0", gemm(1), priority=Priority.UNIVERSE)
+    world.broker.query("r0", 1, [KEY, KEY], world.now, until=world.now + 5)
+    world.look()
+
+    world.now += 6
+    world.broker.tick(world.now)
+
+    assert states(answer(world)) == ["missing", "missing"]
+    assert world.broker.stats().job_depth["urgent"] == 0
+
+
 def test_wait_of_a_rank_with_another_root_gets_the_artifact_published_there() -> None:
     world = World()
     world.attach("r0", "/a")

@@ -11,7 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from prefetchd.broker_types import Check, Compile, End, KeyId, Priority, Publish, Slots, TraceOrder
 from prefetchd.compilers.base import Job
+from prefetchd.engine_compiles import ENGINE_LIMIT_S
 from prefetchd.protocol import Sweep
+from prefetchd.waiters import DISK_LIMIT_S
 
 GROUPS = ("hopper", "other")
 ranks = st.integers(0, 3)
@@ -41,7 +43,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.wanted: dict[int, set[Sweep]] = {}
         # What the broker was told lies on disk, and not that it is gone.
         self.told: set[tuple[KeyId, str]] = set()
+        # The latest answer about each root was that it does not hold the key.
+        self.denied: set[tuple[KeyId, str]] = set()
+        self.engines: dict[tuple[int, KeyId], float] = {}
         self.tokens: list[int] = []
+        self.limits: dict[int, float] = {}
         self.answered: list[Any] = []
 
     @initialize()
@@ -54,6 +60,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.generation += 1
         assert self.world.attach(rank, *where, group=group, generation=self.generation)
         self.attached[rank] = (self.generation, group)
+        self.engines = {each: since for each, since in self.engines.items() if each[0] != rank}
         self.wanted[rank] = set()
 
     @precondition(lambda self: self.attached)
@@ -68,6 +75,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def detach(self, data: st.DataObject) -> None:
         rank = data.draw(st.sampled_from(sorted(self.attached)))
         self.broker.detach(rank, self.attached.pop(rank)[0], self.world.now)
+        self.engines = {each: since for each, since in self.engines.items() if each[0] != rank}
         del self.wanted[rank]
 
     @precondition(lambda self: self.attached)
@@ -139,6 +147,7 @@ class BrokerMachine(RuleBasedStateMachine):
         present = identity in self.world.disk
         self.broker.checked(check, present, self.world.now)
         (self.told.add if present else self.told.discard)(identity)
+        (self.denied.discard if present else self.denied.add)(identity)
 
     @rule(free=st.integers(0, 3))
     def take_compile(self, free: int) -> None:
@@ -150,6 +159,8 @@ class BrokerMachine(RuleBasedStateMachine):
         identity = (work.job.compiler, work.job.key)
         assert all(other.job.key != work.job.key for other in self.compiles), "compiled twice at a time"
         assert not any((identity, root) in self.told for root in ["/a", "/b", "/c"]), "compiled again"
+        assert (identity, work.root) in self.denied, "compiled before the disk was asked"
+        assert all(key != identity for _, key in self.engines), "an engine compiles it"
         self.compiles.append(work)
 
     @precondition(lambda self: self.compiles)
@@ -193,6 +204,7 @@ class BrokerMachine(RuleBasedStateMachine):
         rank = data.draw(st.sampled_from(sorted(self.attached)))
         until = None if seconds is None else self.world.now + seconds
         self.tokens.append(len(self.tokens))
+        self.limits[self.tokens[-1]] = self.world.now + DISK_LIMIT_S if until is None else until
         self.broker.query(rank, self.tokens[-1], [key_of(m) for m in asked], self.world.now, until)
 
     @precondition(lambda self: self.attached)
@@ -204,10 +216,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.broker.engine_used(rank, key, self.world.now)
         elif step == "begin":
             self.broker.engine_began(rank, key, self.world.now)
+            self.engines[rank, key] = self.world.now
         else:
             if step == "end and leave it":
                 self.world.disk.add((key, "/a"))
             self.broker.engine_ended(rank, key, 0.5, self.world.now)
+            self.engines.pop((rank, key), None)
 
     @precondition(lambda self: self.attached)
     @rule(data=st.data())
@@ -218,6 +232,11 @@ class BrokerMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.now += seconds
         assert self.broker.tick(self.world.now) > self.world.now
+        oldest = self.world.now - ENGINE_LIMIT_S
+        self.engines = {each: since for each, since in self.engines.items() if since > oldest}
+        self.each_query_has_at_most_one_answer()
+        for token, limit in self.limits.items():
+            assert limit > self.world.now or token in self.answered, "a waiter waits beyond its limit"
 
     @invariant()
     def each_query_has_at_most_one_answer(self) -> None:
@@ -253,7 +272,8 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.broker.drained, self.broker.stats()
         for rank, asked in self.wanted.items():
             for sweep in asked:
-                assert self.world.state(rank, sweep) in ("published", "failed", "uncovered"), sweep
+                state = self.world.state(rank, sweep)
+                assert state in ("published", "failed", "uncovered"), (rank, sweep, state)
         stats = self.broker.stats()
         assert not any(
             (*stats.trace_depth.values(), *stats.job_depth.values(), *stats.publish_depth.values())

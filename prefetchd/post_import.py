@@ -78,8 +78,10 @@ class AfterImport:
         """The spec with a wrapped loader for a hooked name, else None: the next finder is asked."""
         if name not in self.hooks:
             return None
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
+        # Those in front of us have been asked already; if one is of our kind too, asking it would never end.
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else ():
+            find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None else None
             if spec is None:
                 continue

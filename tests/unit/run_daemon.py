@@ -1,7 +1,7 @@
-"""A daemon that `prefetchd run` starts: the real lock and a real socket, answering as its first argument says.
+"""A daemon for `prefetchd run` to start: real lock, real socket, and its argument says how it answers.
 
-`answer` serves until it is ended, `silent` never answers, `die` says why and ends, `late` loses the endpoint to
-another one, as happens when two are started at once. What it was given is written beside the socket.
+`answer` serves until it is ended, `silent` never answers, `die` says why and ends. What it was given is
+written beside the socket.
 """
 
 from __future__ import annotations

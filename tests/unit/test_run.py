@@ -202,7 +202,7 @@ def test_switched_off_nothing_is_set_or_started(place: Place) -> None:
 # How prefetchd may be broken: statements before the command is imported, or variables; and what is said.
 BROKEN = {
     "no daemon program": (
-        "daemon_start.SERVE = ('-c', 'raise SystemExit(3)')",
+        "daemon_start.SERVE = ('-c', 'exit(3)')",
         {},
         "the daemon ended at once",
     ),
@@ -216,7 +216,7 @@ BROKEN = {
     "an endpoint on another node": ("", {"PREFETCHD_ENDPOINT": "tcp://10.0.0.1:1"}, "not on this node"),
     "a place that cannot be written": (
         "",
-        {"PREFETCHD_ENDPOINT": "ipc:///proc/x/daemon"},
+        {"PREFETCHD_ENDPOINT": "ipc:///proc/x/d"},
         "cannot be created",
     ),
     "no ZeroMQ": ("daemon_start.zmq = None", {}, "AttributeError"),

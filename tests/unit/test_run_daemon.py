@@ -72,7 +72,7 @@ def test_a_started_daemon_is_nobodys_child_and_has_its_own_session(
     with pytest.raises(ChildProcessError):
         os.waitpid(daemon["pid"], os.WNOHANG)
     # Neither the test's standard streams nor the pipe that told of its life.
-    streams = [os.readlink(f"/proc/{daemon['pid']}/fd/{number}") for number in range(3)]
+    streams = [str(Path(f"/proc/{daemon['pid']}/fd/{number}").readlink()) for number in range(3)]
     log = f"{endpoint.directory}/daemon.log"
     assert streams == ["/dev/null", log, log]
 
@@ -236,7 +236,7 @@ def test_a_link_in_place_of_the_log_is_not_followed(
     (tmp_path / "precious").write_text("kept")
     (endpoint.directory / "daemon.log").symlink_to(tmp_path / "precious")
 
-    with pytest.raises(OSError, match="daemon.log"):
+    with pytest.raises(OSError, match=r"daemon\.log"):
         find_or_start(endpoint, environment(endpoint))
 
     assert (tmp_path / "precious").read_text() == "kept"

@@ -122,8 +122,8 @@ class Key:
         self.group: Group = None
         self.copies: dict[Root, Copy] = {}
         self.asks = Asks()
-        self.tasks: set[Task] = set()
-        self.waiters: set[Waiter] = set()
+        self.tasks: dict[Task, None] = {}
+        self.waiters: dict[Waiter, None] = {}
         self.waiting = False
         self.counted: Priority | None = None
         # The earliest moment at which any of those who ask needs it.

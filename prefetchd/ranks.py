@@ -30,10 +30,10 @@ class RankState:
         self.group = group
         self.account = account
         self.all_roots = dict(roots)
-        self.tasks: set[Task] = set()
+        self.tasks: dict[Task, None] = {}
         # The tasks among them that stand for one key each, without a request.
         self.direct: dict[Key, Task] = {}
-        self.waiters: set[Waiter] = set()
+        self.waiters: dict[Waiter, None] = {}
 
     def roots(self, compiler: str) -> tuple[Root, ...]:
         """Where artifacts of this compiler must lie for this rank's engine."""

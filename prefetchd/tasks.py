@@ -3,6 +3,8 @@
 A task is traced once a group, whoever asks and however often. The one subtle rule: a single request inside a
 sweep that is published already needs no task of its own; inside one that is still open it gets its own,
 because only its own trace tells which of the sweep's keys it needs now.
+
+Whatever is iterated is a dict, never a set, so that equal events give equal decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Want:
         self.priority = priority
         self.deadline = deadline
         self.since = since
-        self.left: set[Key] | None = None
+        self.left: dict[Key, None] | None = None
 
 
 class Task:

@@ -179,7 +179,7 @@ class TraceQueue:
     def moved(self, rank: RankState, now: float) -> None:
         """The rank's roots are others now."""
         self.invalidate()
-        open_keys = {key for task in rank.tasks for key in task.wants[rank.name].left or ()}
+        open_keys = {key: None for task in rank.tasks for key in task.wants[rank.name].left or ()}
         for key in open_keys:
             self._jobs.moved(key, rank, now)
 
@@ -211,7 +211,7 @@ class TraceQueue:
         task.state = TaskState.TRACED
         wants = [(self._ranks.attached[name], want) for name, want in task.wants.items()]
         for _, want in wants:
-            want.left = set()
+            want.left = {}
         keys = []
         for job in report.jobs:
             key = self._take(job, task.group, now)
@@ -262,7 +262,7 @@ class TraceQueue:
         for task in list(key.tasks):
             want = task.wants.get(name)
             if want is not None and want.left is not None and key in want.left:
-                want.left.discard(key)
+                want.left.pop(key, None)
                 if not want.left:
                     self._end_want(task, rank, done=True)
 
@@ -318,11 +318,11 @@ class TraceQueue:
             task.state, task.keys = TaskState.QUEUED, ()
         want = Want(priority, deadline, now)
         task.wants[rank.name] = want
-        rank.tasks.add(task)
+        rank.tasks[task] = None
         self._open_wants += 1
         task.asks.add(rank.name, priority)
         if task.state is TaskState.TRACED:
-            want.left = set()
+            want.left = {}
             for key in task.keys:
                 self._join(task, key, rank, want)
             if not want.left:
@@ -368,15 +368,15 @@ class TraceQueue:
             return
         rank.account.planned(key, want.since)
         if self._jobs.ask(key, rank, want.priority, want.deadline):
-            want.left.add(key)
-            key.tasks.add(task)
+            want.left[key] = None
+            key.tasks[task] = None
         elif key.published_in(rank.roots(key.id[0])):
             rank.account.on_disk(key)
 
     def _end_want(self, task: Task, rank: RankState, *, done: bool) -> None:
         want = task.wants.pop(rank.name)
         task.asks.drop(rank.name)
-        rank.tasks.discard(task)
+        rank.tasks.pop(task, None)
         self._open_wants -= 1
         if done:
             task.done |= rank.account.bit
@@ -387,7 +387,7 @@ class TraceQueue:
         if task.wants:
             return
         for key in task.keys:
-            key.tasks.discard(task)
+            key.tasks.pop(task, None)
         if task.state is TaskState.QUEUED:
             task.waiting = False
             task.group.queue.recount(task)

@@ -39,7 +39,7 @@ class Waiter:
         # Whether it waits for the keys, or only for the disk.
         self.waits = until is not None
         self.until = now + DISK_LIMIT_S if until is None else min(until, now + MAX_WAIT_S)
-        self.pending: set[Key] = set()
+        self.pending: dict[Key, None] = {}
         self.asked: set[Key] = set()
 
 
@@ -72,7 +72,7 @@ class Waiters:
             self._close(waiter, now, timed_out=True)
             return
         self._open.add(waiter)
-        rank.waiters.add(waiter)
+        rank.waiters[waiter] = None
         self._limits.push(waiter.until, waiter)
         for identity in dict.fromkeys(ids):
             key = self._keys.get(identity)
@@ -117,8 +117,8 @@ class Waiters:
         return KeyStatus(*identity, "missing" if key.job is not None else "unknown")
 
     def _watch(self, waiter: Waiter, key: Key) -> None:
-        waiter.pending.add(key)
-        key.waiters.add(waiter)
+        waiter.pending[key] = None
+        key.waiters[waiter] = None
         self._jobs.recheck(key, waiter.rank)
         if waiter.waits and self._jobs.ask(key, waiter.rank, Priority.URGENT, waiter.until):
             waiter.asked.add(key)
@@ -135,8 +135,8 @@ class Waiters:
         self._unwatch(waiter, key)
 
     def _unwatch(self, waiter: Waiter, key: Key) -> None:
-        waiter.pending.discard(key)
-        key.waiters.discard(waiter)
+        waiter.pending.pop(key, None)
+        key.waiters.pop(waiter, None)
         if key in waiter.asked:
             waiter.asked.discard(key)
             self._jobs.unask(key, waiter.rank, Priority.URGENT)
@@ -145,7 +145,7 @@ class Waiters:
         for key in list(waiter.pending):
             self._unwatch(waiter, key)
         self._open.discard(waiter)
-        waiter.rank.waiters.discard(waiter)
+        waiter.rank.waiters.pop(waiter, None)
         keys = tuple(self.status(waiter.rank, identity) for identity in waiter.ids)
         self.answers.append(Answer(rank=waiter.rank.name, token=waiter.token, keys=keys, timed_out=timed_out))
         if waiter.waits and waiter.ids:

@@ -566,6 +566,43 @@ def test_figures_of_ranks_long_gone_are_forgotten_and_their_place_is_reused() ->
     assert not world.attach("r3")
 
 
+def test_nothing_is_compiled_before_every_root_was_looked_at() -> None:
+    world = World()
+    world.attach("r0", "/a")
+    world.attach("r1", "/b")
+    world.disk.add((key_of(1), "/b"))
+    world.plan("r0", gemm(1))
+    world.plan("r1", gemm(1))
+    world.trace()
+    first, second = world.broker.next_checks(2)
+    world.broker.checked(first, False, world.now)
+    assert world.next_compile() is None
+
+    world.broker.checked(second, True, world.now)
+    world.settle()
+
+    assert world.compiles == []
+    assert (key_of(1), "/a") in world.disk
+
+
+def test_a_publish_that_met_a_full_disk_is_tried_again() -> None:
+    world = World()
+    world.attach("r0", "/a")
+    world.attach("r1", "/b")
+    world.plan("r0", gemm(1))
+    world.plan("r1", gemm(1))
+    world.trace()
+    world.look()
+    world.compile()
+    world.publish(End(ok=False, text="no space left for /b", retryable=True))
+    assert world.publish() == []
+
+    world.now = world.broker.tick(world.now)
+
+    assert len(world.publish()) == 1
+    assert world.broker.drained
+
+
 def test_a_publish_that_fails_for_good_leaves_the_other_roots_alone() -> None:
     world = World()
     world.attach("r0", "/a")

@@ -31,6 +31,11 @@ MAY_BE_ZERO = (
     "memory_clock_khz",
 )
 
+# What the driver's API can carry: a size_t for the memory (of which a signed number is asked here and there),
+# an int for every attribute.
+MOST_BYTES = 2**63 - 1
+MOST = 2**31 - 1
+
 # CUdevice_attribute numbers from cuda.h, stable since the attribute appeared. The two clocks are typical
 # values of the model, not what the device runs at now.
 ATTRIBUTES = {
@@ -90,6 +95,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
             value, least = getattr(self, field), 0 if field in MAY_BE_ZERO else 1
             if value < least:
                 raise TargetError(f"{field} = {value}: must be {least} or more; correct the value")
+            if value > (most := MOST_BYTES if field == "memory_bytes" else MOST):
+                raise TargetError(f"{field} = {value}: must be {most} or less; correct the value")
         if self.shared_bytes_per_block_optin > self.shared_bytes_per_sm:
             raise TargetError(
                 f"shared_bytes_per_block_optin = {self.shared_bytes_per_block_optin}: a block cannot have "
@@ -142,7 +149,8 @@ def load_target(name_or_path: str) -> Target:
         values = {k: v for k, v in (family | table).items() if k not in ("extends", "sources")}
         return build(Target, values, f"preset {preset}", TargetError)
     path = Path(name_or_path)
-    if path.suffix == ".toml" or len(path.parts) > 1 or path.is_file():
+    # Not `is_file`, which raises for a name that is too long to be one.
+    if path.suffix == ".toml" or len(path.parts) > 1 or os.path.isfile(path):  # noqa: PTH113
         return build(Target, _file_values(path, ()), str(path), TargetError)
     _unknown(name_or_path)
 

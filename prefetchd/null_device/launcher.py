@@ -18,7 +18,7 @@ from typing import NoReturn
 from prefetchd.config import NULL_INTEGER_OPS_VARIABLE, NULL_TARGET_VARIABLE, NULL_VARIABLE
 from prefetchd.null_device import guard
 from prefetchd.null_device.guard import NullDeviceBroken
-from prefetchd.targets import Target
+from prefetchd.targets import Target, TargetError
 
 SITE = Path(__file__).resolve().parent / "site"
 
@@ -37,18 +37,19 @@ KEEP_NO_TIMINGS = {
 PROBE_TIMEOUT_S = 30
 # As the shell has it.
 COMMAND_NOT_FOUND = 127
+COMMAND_REFUSED = 126
 
 
 def to_environment(target: Target) -> str:
-    """The target as the C side reads it. Raises `ValueError` for a name that the form cannot carry."""
+    """The target as the C side reads it. Raises `TargetError` for a name that the form cannot carry."""
     if (
         not target.name.isprintable()
         or set(target.name) & set(";=")
         or not 0 < len(target.name.encode()) < 96
     ):
-        raise ValueError(
-            f"target name {target.name!r} cannot be given to the null device: use 1 to 95 bytes "
-            "without ';' and '='"
+        raise TargetError(
+            f"name = {target.name!r} cannot be given to the null device: use 1 to 95 bytes without "
+            "';' and '='"
         )
     return ";".join(f"{field}={getattr(target, field)}" for field in Target.__struct_fields__)
 
@@ -102,6 +103,11 @@ def verify(environment: Mapping[str, str]) -> None:
         raise NullDeviceBroken(
             f"the probe of the null device did not end within {PROBE_TIMEOUT_S} s"
         ) from None
+    except OSError as error:
+        raise NullDeviceBroken(
+            f"the probe of the null device cannot be started: {sys.executable!r}: {error.strerror}; run "
+            "prefetchd with an interpreter that this user may run"
+        ) from error
     if probe.returncode:
         reason = probe.stdout.strip() or f"the probe ended with status {probe.returncode}"
         raise NullDeviceBroken("\n".join(filter(None, (reason, probe.stderr.strip()))))
@@ -110,11 +116,17 @@ def verify(environment: Mapping[str, str]) -> None:
 def run_on_null_device(target: Target, argv: Sequence[str], *, integer_ops: bool = False) -> NoReturn:
     """Becomes the program, on the null device: its exit status, output and signals are the program's own.
 
-    Raises `NullDeviceBroken` before anything is started; a command that is not there exits with status 127.
+    Raises `NullDeviceBroken` and `TargetError` before anything is started; a command that is not there exits
+    with status 127, one that the kernel does not start with 126.
     """
     child = environment(target, os.environ, integer_ops=integer_ops)
     if shutil.which(argv[0], path=child.get("PATH")) is None:
         print(f"prefetchd null: {argv[0]}: command not found or not executable", file=sys.stderr)
         sys.exit(COMMAND_NOT_FOUND)
     verify(child)
-    os.execvpe(argv[0], list(argv), child)
+    try:
+        os.execvpe(argv[0], list(argv), child)
+    except OSError as error:
+        # A script without a first line that names its interpreter, or one that names a missing one.
+        print(f"prefetchd null: {argv[0]}: cannot be started: {error.strerror}", file=sys.stderr)
+        sys.exit(COMMAND_REFUSED)

@@ -18,7 +18,7 @@ import pytest
 from prefetchd.null_device import guard, launcher
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.null_device.launcher import environment, to_environment, verify
-from prefetchd.targets import Target, load_target, preset_names
+from prefetchd.targets import Target, TargetError, load_target, preset_names
 
 ROOT = Path(__file__).parents[2]
 H200 = load_target("h200")
@@ -37,8 +37,18 @@ def test_the_target_is_written_field_by_field() -> None:
 def test_a_name_that_the_form_cannot_carry_is_refused(name: str) -> None:
     values = {field: getattr(H200, field) for field in Target.__struct_fields__}
 
-    with pytest.raises(ValueError, match="target name"):
+    with pytest.raises(TargetError, match="name"):
         to_environment(Target(**{**values, "name": name}))
+
+
+@pytest.mark.parametrize("interpreter", ["/nonexistent/python", "/", ""])
+def test_an_interpreter_that_cannot_be_started_is_named(
+    interpreter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter)
+
+    with pytest.raises(NullDeviceBroken, match="cannot be started"):
+        verify(environment(H200, BASE))
 
 
 def test_ours_comes_first_and_the_users_own_is_kept() -> None:
@@ -223,6 +233,19 @@ def test_a_missing_command_exits_as_in_a_shell() -> None:
         127,
         "prefetchd null: no-such-command-anywhere: command not found or not executable\n",
     )
+
+
+@pytest.mark.parametrize("text", ["echo no interpreter is named", "#!/nonexistent/interpreter\n"])
+def test_a_program_that_the_kernel_refuses_exits_as_in_a_shell(tmp_path: Path, text: str) -> None:
+    program = tmp_path / "program"
+    program.write_text(text)
+    program.chmod(0o755)
+
+    result = run(str(program))
+
+    assert result.returncode == 126
+    assert f"prefetchd null: {program}: cannot be started" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def on_null_device(program: str, target: Target = H200) -> str:

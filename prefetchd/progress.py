@@ -5,10 +5,12 @@ With --json nothing is shown. Everything goes to standard error, so that standar
 
 from __future__ import annotations
 
+import contextlib
+import io
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -44,10 +46,32 @@ class Silent:
         """Reports nothing."""
 
 
+class Unbroken:
+    """A stream whose failures end nothing: no compile is lost because a log's disk is full."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        # Python has no stream for a descriptor that was closed at the start.
+        self._stream = stream or io.StringIO()
+
+    def write(self, text: str) -> int:
+        """Says that all is written, whatever happened."""
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Does what can be done."""
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Plain:
     """Lines for logs and pipes."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: TextIO | Unbroken, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._clock = clock
 
@@ -72,7 +96,8 @@ class Plain:
         self._say(_summary(coverage, missing))
 
     def _say(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
 
 
 class Live:

@@ -1,7 +1,14 @@
+import contextlib
 import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO, cast
+
+import pytest
+from rich.console import Console
 
 from prefetchd.coverage import Coverage, ProviderCoverage
-from prefetchd.progress import PLAIN_INTERVAL_S, Plain
+from prefetchd.progress import PLAIN_INTERVAL_S, Live, Plain, Progress, Unbroken
 
 
 class Clock:
@@ -24,6 +31,23 @@ def test_plain_progress_is_one_line_an_interval_and_one_at_the_end() -> None:
         advance("d")
 
     assert stream.getvalue().splitlines() == ["compile: 2/4 b", "compile: 4/4 in 10.0 s"]
+
+
+@pytest.mark.parametrize("progress", [Plain, lambda stream: Live(Console(file=stream, force_terminal=True))])
+def test_work_goes_on_where_nobody_can_see_it(progress: Callable[[TextIO], Progress]) -> None:
+    done = []
+    # Every write fails: a log on a full disk, a terminal that was closed.
+    stream = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115
+    with contextlib.suppress(OSError), contextlib.closing(stream):
+        shown = progress(cast(TextIO, Unbroken(stream)))
+        shown.found(Coverage(target="h200", max_tokens=8, dry_run=False), missing=3)
+        with shown.phase("compile", 2) as advance:
+            for part in "ab":
+                advance(part)
+                done.append(part)
+        done.append("end")
+
+    assert done == ["a", "b", "end"]
 
 
 def test_counts_are_said_before_compiling() -> None:

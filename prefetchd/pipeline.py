@@ -47,9 +47,13 @@ class Pipeline:
     async def run(self, jobs: Iterable[Job], done: Callable[[JobOutcome], None]) -> None:
         """Compiles all jobs, longest first; `done` hears of each end. Cancelling ends every compile."""
         queue = deque(sorted(jobs, key=lambda job: -job.cost))
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._slots, len(queue))):
-                group.create_task(self._worker(queue, done))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._slots, len(queue))):
+                    group.create_task(self._worker(queue, done))
+        except ExceptionGroup as failures:
+            # What stopped one worker stopped the others; callers expect the error itself.
+            raise failures.exceptions[0] from failures
 
     async def _worker(self, queue: deque[Job], done: Callable[[JobOutcome], None]) -> None:
         deferred = 0

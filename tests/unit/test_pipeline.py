@@ -100,6 +100,14 @@ def published(root: Path) -> set[str]:
     return {path.name for path in (root / "cache").iterdir()}
 
 
+def test_what_stops_the_work_is_raised_itself_and_not_in_a_group(tmp_path: Path) -> None:
+    def refuse(outcome: JobOutcome) -> None:
+        raise OSError(outcome.job.key)
+
+    with pipeline(tmp_path) as made, pytest.raises(OSError, match="k"):
+        asyncio.run(made.run([job("k1"), job("k2")], refuse))
+
+
 def test_every_job_ends_published_and_nothing_else_is_left(tmp_path: Path) -> None:
     outcomes = run(tmp_path, [job(f"k{i}") for i in range(5)])
 

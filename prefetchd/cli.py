@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
 import click
 import msgspec
@@ -23,13 +23,13 @@ from rich.console import Console
 from prefetchd import __version__
 from prefetchd.collect import Collected, collect
 from prefetchd.compilers.base import CompilerUnavailable
-from prefetchd.config import ConfigError, Settings, compile_settings, load_settings
+from prefetchd.config import MOST_TOKENS, ConfigError, Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.null_device.launcher import run_on_null_device
 from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
-from prefetchd.progress import Live, Plain, Progress, Silent
+from prefetchd.progress import Live, Plain, Progress, Silent, Unbroken
 from prefetchd.provider import Provider, UnknownProvider, load_providers
 from prefetchd.run import run_command
 from prefetchd.serve_commands import EXPECTED as EXPECTED_OF_THE_DAEMON
@@ -71,6 +71,13 @@ def _plain_errors(command: Callable[Parameters, int]) -> Callable[Parameters, No
         except EXPECTED as error:
             click.echo(f"prefetchd: {error}", err=True)
             status = 2
+        except BrokenPipeError:
+            # Whoever read our output has ended; click knows what to do.
+            raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"prefetchd: {where}{error.strerror or error}", err=True)
+            status = 2
         except (KeyboardInterrupt, asyncio.CancelledError):
             click.echo("prefetchd: interrupted; what is published stays", err=True)
             status = 130
@@ -107,7 +114,7 @@ MODEL_OPTIONS = (
     ),
     click.option(
         "--max-tokens",
-        type=click.IntRange(1),
+        type=click.IntRange(1, MOST_TOKENS),
         help="Largest batch of the scheduler, in tokens. Default: 8192.",
     ),
     click.option(
@@ -302,8 +309,10 @@ async def _warm(
 ) -> Coverage:
     task = asyncio.current_task()
     assert task is not None
-    # Ctrl-C is asyncio.run's own; a supervisor's SIGTERM must end as cleanly.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    # Ctrl-C is asyncio.run's own; a supervisor's SIGTERM and a closed terminal must end as cleanly.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     return await warm(plan, providers, settings, compile_settings(settings, os.environ), progress)
 
 
@@ -334,7 +343,12 @@ def _profile(
 
 
 def _write_profile(profile: Profile, path: Path) -> None:
-    write_profile(profile, path)
+    try:
+        write_profile(profile, path)
+    except OSError as error:
+        raise ProfileError(
+            f"{path}: cannot be written: {error.strerror}; name a file in a directory of your own"
+        ) from error
     click.echo(f"wrote {path}: {len(profile.gemms)} GEMM sites", err=True)
 
 
@@ -353,8 +367,9 @@ def _target(name: str | None) -> tuple[str, Target]:
 def _progress(as_json: bool) -> Progress:
     if as_json:
         return Silent()
-    console = Console(stderr=True)
-    return Live(console) if console.is_terminal else Plain(sys.stderr)
+    stream = Unbroken(sys.stderr)
+    console = Console(file=cast(TextIO, stream))
+    return Live(console) if console.is_terminal else Plain(stream)
 
 
 def _show(coverage: Coverage) -> None:

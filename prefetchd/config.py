@@ -35,6 +35,9 @@ REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 # The setting `libcuda_dir` as a variable, which workers read.
 LIBCUDA_DIR_VARIABLE = "PREFETCHD_LIBCUDA_DIR"
 
+# Every library takes M as a C int.
+MOST_TOKENS = 2**31 - 1
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -51,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # The device to compile for: a preset, a TOML file; unset, the real device is asked.
     target: str | None = None
     # The largest batch the scheduler may build, in tokens.
-    max_tokens: Positive = 8192
+    max_tokens: Tokens = 8192
     # Compile processes at a time; 0 means what cgroup and affinity really allow.
     jobs: NotNegative = 0
     # nvcc takes 2-15 s for one kernel (docs/architecture.md); ten minutes means it hangs.

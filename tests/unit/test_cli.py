@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -161,6 +162,8 @@ def test_reason_that_many_share_is_said_once_with_their_number() -> None:
         (("warm", "--target", "h200", "--model", "/nowhere.json"), "/nowhere.json"),
         (("null", "--target", "h200"), "COMMAND"),
         (("null", "--target", "h201", "--", "true"), "h201"),
+        ((*WARM, "--max-tokens", "9" * 25), "--max-tokens"),
+        ((*WARM, "--write-profile", "/proc/a.profile.toml"), "/proc/a.profile.toml"),
     ],
 )
 def test_what_cannot_run_as_asked_is_status_two_with_the_value_that_is_wrong(
@@ -184,6 +187,40 @@ def test_without_a_target_and_without_a_gpu_the_presets_are_named(monkeypatch: p
     assert done.exit_code == 2
     assert "no --target given and no GPU to ask: libcuda.so.1 is not there; name one of " in done.stderr
     assert "h200" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("warm", "--model", str(MODEL)), ("null", "true")])
+def test_target_name_that_the_null_device_cannot_carry_is_status_two(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "odd.toml").write_text('extends = "h200"\nname = "a;b"\n')
+
+    done = run(arguments[0], "--target", str(tmp_path / "odd.toml"), *arguments[1:])
+
+    assert done.exit_code == 2
+    assert "name = 'a;b'" in done.stderr
+
+
+def test_what_the_system_refuses_is_one_line_and_status_two(warm_ends: Callable[..., list[WarmPlan]]) -> None:
+    async def full() -> Coverage:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/dev/null")
+
+    warm_ends(full)
+
+    done = run(*WARM)
+
+    assert (done.exit_code, done.stderr) == (2, "prefetchd: /dev/null: Too many open files\n")
+
+
+def test_reader_that_has_gone_is_left_to_click(warm_ends: Callable[..., list[WarmPlan]]) -> None:
+    async def gone() -> Coverage:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    warm_ends(gone)
+
+    done = run(*WARM)
+
+    assert (done.exit_code, done.stderr) == (1, "")
 
 
 def test_setting_that_cannot_be_used_is_status_two_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def grouped_attention(s: Sizes, *, gated: bool = False) -> Iterator[Gemm]:
         s.share("num_attention_heads"),
     )
     width = s.optional("head_dim", 0) or s.split(hidden, all_heads, "hidden_size", "num_attention_heads")
-    cached = s.optional("num_key_value_heads", all_heads)
+    cached = s.optional("num_key_value_heads", all_heads, least=1)
     if cached >= s.tp:
         cached = s.split(cached, s.tp, "num_key_value_heads")
     else:

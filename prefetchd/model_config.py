@@ -101,11 +101,13 @@ def _config(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, A
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise ProfileError(
             f"{path}: cannot be read: {problem.strerror}; give a model's config.json"
         ) from problem
+    except RecursionError:
+        raise ProfileError(f"{path}: is nested too deeply; give a model's config.json") from None
     except ValueError as problem:
         raise ProfileError(f"{path}: is not JSON: {problem}; give a model's config.json") from problem
     if not isinstance(config, dict):
@@ -122,8 +124,8 @@ def _architecture(config: Mapping[str, Any]) -> str:
             "config.json: the key 'architectures' is missing; add the model's class name as a list"
         )
     for name in names:
-        if name in ARCHITECTURES:
-            return str(name)
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name
     raise ProfileError(
         f"architectures = {names!r} is not known; known: {', '.join(sorted(ARCHITECTURES))}. For another "
         "model write a profile by hand: start from one of a known model, save it as NAME.profile.toml, and "
@@ -153,7 +155,11 @@ def _quantization(config: Mapping[str, Any], wanted: str | None) -> str:
 
 def _unconverted(config: Mapping[str, Any]) -> frozenset[str]:
     """Last names of the modules that the checkpoint keeps in BF16, in some layers or in all."""
-    listed = config["quantization_config"].get("modules_to_not_convert") or ()
+    listed = config["quantization_config"].get("modules_to_not_convert") or []
+    if not isinstance(listed, list):
+        raise ProfileError(
+            f"config.json: quantization_config.modules_to_not_convert = {listed!r}: must be a list of names"
+        )
     return frozenset(str(path).rpartition(".")[2] for path in listed)
 
 

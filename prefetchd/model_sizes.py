@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Every library takes its sizes as C ints.
+MOST = 2**31 - 1
+
 
 class ProfileError(ValueError):
     """A profile that cannot be made, read or used; the text names the site or key, its value and the fix."""
@@ -32,13 +35,13 @@ class Sizes:
             raise ProfileError(
                 f"config.json: the key {key!r} is missing; is this the model's own configuration?"
             )
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ProfileError(f"config.json: {key} = {value!r}: must be a whole number of {least} or more")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+            raise ProfileError(f"config.json: {key} = {value!r}: must be a whole number of {least} to {MOST}")
         return value
 
-    def optional(self, key: str, default: int) -> int:
-        """Like `size` for a key that may be absent or null; may be 0."""
-        return default if self.config.get(key) is None else self.size(key, least=0)
+    def optional(self, key: str, default: int, *, least: int = 0) -> int:
+        """Like `size` for a key that may be absent or null; may be 0 where that is not excluded."""
+        return default if self.config.get(key) is None else self.size(key, least=least)
 
     def split(self, value: int, by: int, what: str, how: str = "tp") -> int:
         """One rank's share of a dimension; engines refuse to start where it does not divide."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from prefetchd.architectures import ProfileError
+from prefetchd.model_sizes import MOST
 from prefetchd.protocol import Batch
 
 RULES = ("tokens", "routed", "expected", "context")
@@ -49,6 +50,10 @@ class GemmSite(msgspec.Struct, frozen=True, kw_only=True):
                 raise ProfileError(
                     f"site {self.name!r}: {field} = {getattr(self, field)}: must be {least} or more"
                 )
+            if getattr(self, field) > MOST:
+                raise ProfileError(
+                    f"site {self.name!r}: {field} = {getattr(self, field)}: must be {MOST} or less"
+                )
         if self.m in ("routed", "expected") and not self.groups:
             raise ProfileError(
                 f"site {self.name!r}: m = {self.m!r} needs experts and groups = 0; set groups to their number"
@@ -78,8 +83,8 @@ class KernelSite(msgspec.Struct, frozen=True, kw_only=True):
             if not getattr(self, field):
                 raise ProfileError(f"site {self.name!r}: {field} is empty; give it a text")
         for size, value in self.sizes.items():
-            if value < 1:
-                raise ProfileError(f"site {self.name!r}: {size} = {value}: must be 1 or more")
+            if not 1 <= value <= MOST:
+                raise ProfileError(f"site {self.name!r}: {size} = {value}: must be 1 to {MOST}")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +141,13 @@ def m_ranges(site: GemmSite, profile: Profile, max_tokens: int) -> tuple[range, 
             return (tokens,)
         case "routed":
             step = profile.alignment
-            return (range(step, _routed_bound(site, profile, max_tokens) + 1, step),)
+            last = _routed_bound(site, profile, max_tokens)
+            if last > MOST:
+                raise ProfileError(
+                    f"site {site.name!r}: m = 'routed' is more than {MOST} rows; lower max_tokens, dp or "
+                    "top_k"
+                )
+            return (range(step, last + 1, step),)
         case "context":
             last = profile.context_tokens
             first = max_tokens // WINDOW * WINDOW + WINDOW
@@ -210,10 +221,10 @@ def _literal_ranges(text: str, site: str) -> tuple[range, ...]:
         first, last, step = (int(number) if number else None for number in match.groups())
         assert first is not None
         last, step = first if last is None else last, 1 if step is None else step
-        if first < 1 or last < first or step < 1:
+        if first < 1 or last < first or step < 1 or last > MOST:
             raise ProfileError(
-                f"site {site!r}: m = {text!r}: {part.strip()!r} is empty or starts below 1; write "
-                "first..last/step"
+                f"site {site!r}: m = {text!r}: {part.strip()!r} is empty, starts below 1 or ends "
+                f"beyond {MOST}; write first..last/step"
             )
         found.append(range(first, last + 1, step))
     return tuple(found)

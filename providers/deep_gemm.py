@@ -128,10 +128,12 @@ def template(site: GemmSite, alignment: int = LIBRARY_ALIGNMENT) -> Request:
     """The site's request at one row. Raises `ValueError` naming the site and the option that is wrong."""
     kind = OPS[site.op]
     known = set(kind.__struct_fields__)
-    unknown = sorted(set(site.options) - known)
+    # The site says these itself; a second value would win over what a reader sees.
+    options = known - {"n", "k", "groups", kind.sweep_field}
+    unknown = sorted(set(site.options) - options)
     if unknown:
         raise ValueError(
-            f"site {site.name!r}: {site.op} has no option {unknown[0]!r}; it has {', '.join(sorted(known))}"
+            f"site {site.name!r}: {site.op} has no option {unknown[0]!r}; it has {', '.join(sorted(options))}"
         )
     sizes = {"n": site.n, "k": site.k, "groups": site.groups}
     fields = {name: size for name, size in sizes.items() if name in known and size}

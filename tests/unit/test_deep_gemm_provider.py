@@ -114,6 +114,8 @@ class TestOptions:
         [
             ({"scale": "ue8m0"}, "has no option 'scale'"),
             ({"scales": "ue9m0"}, "scales"),
+            ({"n": 64}, "has no option 'n'"),
+            ({"m": 64}, "has no option 'm'"),
             ({"weight_block": 64}, "weight_block"),
         ],
     )

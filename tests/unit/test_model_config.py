@@ -242,6 +242,14 @@ def test_width_below_the_scale_block_is_left_out_with_a_note() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, {}, ["'awq'", "quantization = fp8 or bf16"]),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, ["weight_block_size = None"]),
         ({"quantization_config": 3}, {}, ["quantization_config = 3"]),
+        ({"quantization_config": FP8 | {"modules_to_not_convert": 5}}, {}, ["modules_to_not_convert = 5"]),
+        (
+            {"quantization_config": FP8 | {"modules_to_not_convert": "gate"}},
+            {},
+            ["modules_to_not_convert = 'gate'"],
+        ),
+        ({"architectures": [["DeepseekV3ForCausalLM"]]}, {}, ["[['DeepseekV3ForCausalLM']]"]),
+        ({"hidden_size": 2**31}, {}, ["hidden_size = 2147483648"]),
     ],
 )
 def test_bad_configuration_names_the_key(
@@ -265,7 +273,14 @@ def test_no_site_left_is_an_error_with_the_reasons() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "cannot be read"), ("{", "not JSON"), ("[]", "list"), ("\xff", "not JSON")]
+    ("content", "words"),
+    [
+        (None, "cannot be read"),
+        ("{", "not JSON"),
+        ("[]", "list"),
+        ("\xff", "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
 )
 def test_unreadable_configuration_file(tmp_path: Path, content: str | None, words: str) -> None:
     path = tmp_path / "config.json"
@@ -274,6 +289,12 @@ def test_unreadable_configuration_file(tmp_path: Path, content: str | None, word
 
     with pytest.raises(ProfileError, match=f"{path}.*{words}"):
         profile_from_config(path)
+
+
+def test_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config("tiny-dense-fp8")), encoding="utf-8-sig")
+
+    assert profile_from_config(tmp_path).gemms == profile_from_config(MODELS / "tiny-dense-fp8.json").gemms
 
 
 def kernels(profile: Profile) -> dict[str, dict[str, int]]:
@@ -345,6 +366,7 @@ def test_a_single_group_is_copied_to_every_rank() -> None:
         ("mamba2-codestral-7b", {"num_heads": 100}, 8, "num_heads = 100 is not divisible by tp = 8"),
         ("nemotron-h-8b", {"mamba_head_dim": None}, 1, "'mamba_head_dim' is missing"),
         ("nemotron-h-8b", {"conv_kernel": 0}, 1, "conv_kernel = 0"),
+        ("qwen3-8b-fp8", {"num_key_value_heads": 0}, 1, "num_key_value_heads = 0"),
     ],
 )
 def test_layer_that_cannot_be_divided_or_read_names_the_key(

@@ -48,6 +48,8 @@ def profile(*gemms: GemmSite, **changes: Any) -> Profile:
         ({"n": 0}, "n = 0"),
         ({"k": -1}, "k = -1"),
         ({"groups": -1}, "groups = -1"),
+        ({"n": 2**31}, "n = 2147483648: must be 2147483647 or less"),
+        ({"m": "1..99999999999"}, "1..99999999999"),
         ({"m": "routed"}, "groups = 0"),
         ({"m": "expected"}, "groups = 0"),
     ],
@@ -106,8 +108,8 @@ sites = st.builds(
     GemmSite,
     name=texts,
     op=texts,
-    n=st.integers(1, 2**40),
-    k=st.integers(1, 2**40),
+    n=st.integers(1, 2**31 - 1),
+    k=st.integers(1, 2**31 - 1),
     groups=st.integers(1, 512),
     m=st.sampled_from(["tokens", "routed", "expected", "context", "1..9, 64..128/16"]),
     options=st.dictionaries(texts, st.one_of(st.booleans(), st.integers(-(2**40), 2**40), texts), max_size=3),
@@ -120,7 +122,7 @@ kernels = st.builds(
     name=texts,
     op=texts,
     home=texts,
-    sizes=st.dictionaries(texts, st.integers(1, 2**40), max_size=3),
+    sizes=st.dictionaries(texts, st.integers(1, 2**31 - 1), max_size=3),
     flags=st.dictionaries(texts, st.one_of(flags, st.lists(flags, max_size=3).map(tuple)), max_size=3),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,6 +118,13 @@ def test_bad_rule_names_site_and_text(text: str) -> None:
 
     assert "attention.o_proj" in str(caught.value)
     assert f"m = {text!r}" in str(caught.value)
+
+
+def test_rows_beyond_what_a_library_can_count_are_refused() -> None:
+    one = site(m="routed", groups=2)
+
+    with pytest.raises(ProfileError, match="more than 2147483647 rows"):
+        m_ranges(one, msgspec.structs.replace(profile(one), top_k=2**20), 2**20)
 
 
 def test_limit_below_one_is_refused() -> None:

@@ -155,10 +155,13 @@ class Tracer:
         self._log = (self._folder / "helper.log").open("wb")
         self._process = await asyncio.create_subprocess_exec(
             self._interpreter,
+            # Without the working directory on its path, which may be a checkout of the library itself.
+            "-P",
             "-m",
             "prefetchd.helper",
             *arguments,
             env=environment,
+            cwd=_directory(instead=self._folder),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
@@ -232,6 +235,15 @@ class Tracer:
     def _tail(self) -> str:
         text = (self._folder / "helper.log").read_text(encoding="utf-8", errors="replace").strip()
         return text[-2000:] or "it printed nothing"
+
+
+def _directory(*, instead: Path) -> Path | None:
+    """None, for this process's working directory; `instead` where that was removed: torch fails in it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return instead
+    return None
 
 
 def _lost(id: int, sweep: Sweep, text: str) -> Report:

@@ -70,6 +70,11 @@ async def warm(
     slots = settings.jobs or usable_cores()
     ledger = Ledger(plan.target_name, plan.max_tokens, dry_run=plan.dry_run)
     sites = sites_of(plan, providers, ledger)
+    if not sites and not ledger.coverage.problems:
+        raise ProfileError(
+            f"{plan.profile.model}: the profile holds nothing for {', '.join(providers)}; name another "
+            "--provider, or list sites under [[gemms]] or [[kernels]]"
+        )
     # A family that this model does not use need not be installed.
     used = {site.provider for site in sites}
     providers = {name: provider for name, provider in providers.items() if name in used}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -117,6 +118,36 @@ def test_site_of_an_unknown_op_is_reported_and_never_covered(bench: Bench) -> No
     assert (problem["kind"], problem["requests"]) == ("unknown", 8)
     assert "odd" in problem["what"]
     assert "fp9_gemm_nt" in problem["text"]
+
+
+def test_package_in_the_working_directory_is_not_taken_for_the_installed_one(bench: Bench) -> None:
+    # As in a checkout of the library.
+    (bench.place / "deep_gemm").mkdir()
+    (bench.place / "deep_gemm/__init__.py").write_text("raise ImportError('the checkout was imported')\n")
+
+    done = bench.warm("--dry-run")
+
+    assert done.status == 0, done.out
+
+
+def test_working_directory_may_be_gone(bench: Bench) -> None:
+    gone = bench.place / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(gone), *bench.command("--dry-run")]
+
+    done = subprocess.run(command, env=bench.environment(), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_profile_that_holds_nothing_is_not_called_covered(bench: Bench) -> None:
+    bench.profile.write_text(profile_text())
+
+    done = bench.warm()
+
+    assert done.status == 2
+    assert "holds nothing" in done.err
+    assert "deep_gemm" in done.err
 
 
 def test_site_that_its_family_cannot_serve_ends_the_command_with_its_name(bench: Bench) -> None:

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from prefetchd.broker import Broker
-from prefetchd.broker_types import End, Priority, Slots
+from prefetchd.broker.types import End, Priority, Slots
 from prefetchd.compilers.base import Job
 from prefetchd.protocol import Sweep, decode_sweeps, encode_sweeps, request_from_fields
 from prefetchd.trace import Report

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from prefetchd.broker_types import Counts, Stats
+from prefetchd.broker.types import Counts, Stats
 
 Values = Mapping[tuple[str, ...], float]
 

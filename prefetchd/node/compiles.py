@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from prefetchd.broker_types import Check, Compile, End, Publish
+from prefetchd.broker.types import Check, Compile, End, Publish
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, EntryState
 from prefetchd.node.roots import Roots
 from prefetchd.node.workshop import Workshop

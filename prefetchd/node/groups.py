@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 
 import msgspec
 
-from prefetchd.broker_types import TraceOrder
+from prefetchd.broker.types import TraceOrder
 from prefetchd.compilers import COMPILERS, compiler_class
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.compilers.triton_results import given_for

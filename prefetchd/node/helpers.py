@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from prefetchd.broker_types import TraceOrder
+from prefetchd.broker.types import TraceOrder
 from prefetchd.null_device.guard import NullDeviceBroken
 from prefetchd.store import StoreUnwritable
 from prefetchd.sweeps import Sweep

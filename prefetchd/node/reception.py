@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from prefetchd.broker_types import Answer as BrokerAnswer
-from prefetchd.broker_types import Priority as Urgency
+from prefetchd.broker.types import Answer as BrokerAnswer
+from prefetchd.broker.types import Priority as Urgency
 from prefetchd.node.door import Door
 from prefetchd.node.peers import OpenPlan, OpenQuery, Peer
 from prefetchd.node.state import Node

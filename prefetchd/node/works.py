@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prefetchd.broker_types import Answer, Check, Compile, End, Publish, Slots, TraceOrder
+from prefetchd.broker.types import Answer, Check, Compile, End, Publish, Slots, TraceOrder
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job
 from prefetchd.cores import usable_cores
 from prefetchd.node.compiles import look

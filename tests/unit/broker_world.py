@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from prefetchd.broker import Broker
-from prefetchd.broker_types import (
+from prefetchd.broker.types import (
     Answer,
     Check,
     Compile,

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from broker_world import COMPILE_ERROR, COMPILER, MANY, PROVIDER, TIMED_OUT, World, gemm, gemms, key_of
 
-from prefetchd.broker_types import End, KeyStatus, Priority, Slots
+from prefetchd.broker.keys import MAX_COPIES, MAX_RETRIES
+from prefetchd.broker.tasks import MAX_CRASHES
+from prefetchd.broker.types import End, KeyStatus, Priority, Slots
 from prefetchd.compilers.base import Job
-from prefetchd.keys import MAX_COPIES, MAX_RETRIES
-from prefetchd.tasks import MAX_CRASHES
 from prefetchd.trace import Failure
 
 

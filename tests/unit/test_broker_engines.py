@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from broker_world import COMPILE_ERROR, COMPILER, PROVIDER, TIMED_OUT, World, gemm, key_of
 
-from prefetchd.broker_types import Answer, Counts, KeyStatus, Priority
-from prefetchd.engine_compiles import ENGINE_LIMIT_S
-from prefetchd.waiters import DISK_LIMIT_S
+from prefetchd.broker.engine_compiles import ENGINE_LIMIT_S
+from prefetchd.broker.types import Answer, Counts, KeyStatus, Priority
+from prefetchd.broker.waiters import DISK_LIMIT_S
 
 KEY = key_of(1)
 

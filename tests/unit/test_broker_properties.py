@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prefetchd.broker_types import Check, Compile, End, KeyId, Priority, Publish, Slots, TraceOrder
+from prefetchd.broker.engine_compiles import ENGINE_LIMIT_S
+from prefetchd.broker.types import Check, Compile, End, KeyId, Priority, Publish, Slots, TraceOrder
+from prefetchd.broker.waiters import DISK_LIMIT_S
 from prefetchd.compilers.base import Job
-from prefetchd.engine_compiles import ENGINE_LIMIT_S
 from prefetchd.protocol import Sweep
-from prefetchd.waiters import DISK_LIMIT_S
 
 GROUPS = ("hopper", "other")
 ranks = st.integers(0, 3)

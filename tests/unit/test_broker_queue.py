@@ -6,8 +6,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prefetchd.asks import PRIORITIES, Asks, FairQueue
-from prefetchd.broker_types import Priority
+from prefetchd.broker.asks import PRIORITIES, Asks, FairQueue
+from prefetchd.broker.types import Priority
 
 RANKS = range(4)
 ranks = st.sampled_from(RANKS)

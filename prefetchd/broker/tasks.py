@@ -13,9 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from enum import Enum, auto
 
-from prefetchd.asks import Asks, FairQueue
-from prefetchd.broker_types import Group, Priority, Rank
-from prefetchd.keys import EVICTION_TRIES, Key
+from prefetchd.broker.asks import Asks, FairQueue
+from prefetchd.broker.keys import EVICTION_TRIES, Key
+from prefetchd.broker.types import Group, Priority, Rank
 from prefetchd.request import Request
 from prefetchd.sweeps import Sweep, site_of
 from prefetchd.trace import Failure

@@ -12,14 +12,14 @@ from enum import Enum, auto
 from math import inf
 from typing import TYPE_CHECKING
 
-from prefetchd.asks import Asks
-from prefetchd.broker_types import Compile, Group, KeyId, Priority, Rank, Root
+from prefetchd.broker.asks import Asks
+from prefetchd.broker.types import Compile, Group, KeyId, Priority, Rank, Root
 from prefetchd.compilers.base import Job
 
 if TYPE_CHECKING:
-    from prefetchd.accounting import EngineCompile
-    from prefetchd.tasks import Task
-    from prefetchd.waiters import Waiter
+    from prefetchd.broker.accounting import EngineCompile
+    from prefetchd.broker.tasks import Task
+    from prefetchd.broker.waiters import Waiter
 
 # A universe has some thousand keys; this is room for dozens of models, at roughly 1 KB an entry.
 MAX_KEYS = 200_000

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Sequence
 
-from prefetchd.broker_types import Answer, KeyId, KeyStatus, Priority, Rank
-from prefetchd.job_queue import JobQueue
-from prefetchd.keys import Key, KeyTable
-from prefetchd.ranks import Ranks, RankState
-from prefetchd.timers import Timers
+from prefetchd.broker.job_queue import JobQueue
+from prefetchd.broker.keys import Key, KeyTable
+from prefetchd.broker.ranks import Ranks, RankState
+from prefetchd.broker.timers import Timers
+from prefetchd.broker.types import Answer, KeyId, KeyStatus, Priority, Rank
 
 # Queries open at a time; a thread has one. Beyond it they are answered at once by what is known.
 MAX_WAITERS = 10_000

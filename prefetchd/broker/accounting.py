@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Container
 from copy import deepcopy
 
-from prefetchd.broker_types import Counts, Rank, Reason, Root
-from prefetchd.keys import Key, KeyTable
+from prefetchd.broker.keys import Key, KeyTable
+from prefetchd.broker.types import Counts, Rank, Reason, Root
 
 # Names of ranks remembered, with their figures; a node has tens, and a restarted engine brings them back.
 MAX_RANKS = 1024

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from math import inf
 
-from prefetchd.accounting import EngineCompile
-from prefetchd.broker_types import Rank
-from prefetchd.keys import Key
+from prefetchd.broker.accounting import EngineCompile
+from prefetchd.broker.keys import Key
+from prefetchd.broker.types import Rank
 
 # An engine that announced a compile and says nothing for so long no longer keeps others from it.
 ENGINE_LIMIT_S = 600.0

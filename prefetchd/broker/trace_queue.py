@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from itertools import chain, count
 from math import inf
 
-from prefetchd.broker_types import Accepted, Group, Priority, Rank, RequestState, TraceOrder
+from prefetchd.broker.job_queue import JobQueue
+from prefetchd.broker.keys import MAX_TEXT, Key, KeyTable
+from prefetchd.broker.ranks import Ranks, RankState
+from prefetchd.broker.tasks import MAX_CRASHES, MAX_TASKS, GroupState, Task, TaskState, Universe, Want
+from prefetchd.broker.timers import Timers
+from prefetchd.broker.types import Accepted, Group, Priority, Rank, RequestState, TraceOrder
 from prefetchd.compilers.base import Job
-from prefetchd.job_queue import JobQueue
-from prefetchd.keys import MAX_TEXT, Key, KeyTable
-from prefetchd.ranks import Ranks, RankState
 from prefetchd.sweeps import Sweep
-from prefetchd.tasks import MAX_CRASHES, MAX_TASKS, GroupState, Task, TaskState, Universe, Want
-from prefetchd.timers import Timers
 from prefetchd.trace import Failure, Report
 
 # Groups without a rank that are kept: an engine that restarts finds its universe traced.

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from math import inf
 from typing import Protocol
 
-from prefetchd.accounting import EngineCompile
-from prefetchd.asks import FairQueue
-from prefetchd.broker_types import Check, Compile, End, Priority, Publish, Rank, Root, Slots
-from prefetchd.engine_compiles import EngineCompiles
-from prefetchd.keys import MAX_COPIES, MAX_RETRIES, MAX_TEXT, Copy, CopyState, Key, KeyTable, backoff
-from prefetchd.ranks import Ranks, RankState
-from prefetchd.timers import Timers
+from prefetchd.broker.accounting import EngineCompile
+from prefetchd.broker.asks import FairQueue
+from prefetchd.broker.engine_compiles import EngineCompiles
+from prefetchd.broker.keys import MAX_COPIES, MAX_RETRIES, MAX_TEXT, Copy, CopyState, Key, KeyTable, backoff
+from prefetchd.broker.ranks import Ranks, RankState
+from prefetchd.broker.timers import Timers
+from prefetchd.broker.types import Check, Compile, End, Priority, Publish, Rank, Root, Slots
 
 # A background compile takes up to minutes; on more slots than one, what is scheduled to run finds one free.
 RESERVED_SLOTS = 1

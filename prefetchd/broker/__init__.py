@@ -24,9 +24,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from prefetchd.accounting import MAX_RANKS, Accounts
-from prefetchd.asks import PRIORITIES
-from prefetchd.broker_types import (
+from prefetchd.broker.accounting import MAX_RANKS, Accounts
+from prefetchd.broker.asks import PRIORITIES
+from prefetchd.broker.job_queue import JobQueue
+from prefetchd.broker.keys import MAX_FAILURES, MAX_KEYS, Key, KeyTable
+from prefetchd.broker.ranks import Ranks, RankState
+from prefetchd.broker.tasks import MAX_TASKS
+from prefetchd.broker.trace_queue import TraceQueue
+from prefetchd.broker.types import (
     Accepted,
     Answer,
     Check,
@@ -44,15 +49,10 @@ from prefetchd.broker_types import (
     Stats,
     TraceOrder,
 )
+from prefetchd.broker.waiters import MAX_WAITERS, Waiters
 from prefetchd.compilers.base import Job
-from prefetchd.job_queue import JobQueue
-from prefetchd.keys import MAX_FAILURES, MAX_KEYS, Key, KeyTable
-from prefetchd.ranks import Ranks, RankState
 from prefetchd.sweeps import Sweep
-from prefetchd.tasks import MAX_TASKS
 from prefetchd.trace import Report
-from prefetchd.trace_queue import TraceQueue
-from prefetchd.waiters import MAX_WAITERS, Waiters
 
 # Differing fields counted by name; a fingerprint has some dozens.
 MAX_MISMATCHES = 1000

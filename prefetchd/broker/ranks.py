@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from prefetchd.accounting import Account
-from prefetchd.broker_types import Rank, Root
+from prefetchd.broker.accounting import Account
+from prefetchd.broker.types import Rank, Root
 
 if TYPE_CHECKING:
-    from prefetchd.keys import Key
-    from prefetchd.tasks import GroupState, Task
-    from prefetchd.waiters import Waiter
+    from prefetchd.broker.keys import Key
+    from prefetchd.broker.tasks import GroupState, Task
+    from prefetchd.broker.waiters import Waiter
 
 
 class RankState:

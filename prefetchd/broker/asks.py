@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
 
-from prefetchd.broker_types import Priority, Rank
+from prefetchd.broker.types import Priority, Rank
 
 PRIORITIES = tuple(Priority)
 

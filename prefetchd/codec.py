@@ -77,7 +77,11 @@ def decode_request(data: bytes | msgspec.Raw) -> Request:
         raise MalformedRequest(f"not a request: {error}; a request is a map with a text field `op`") from None
     if op in REQUEST_TYPES:
         raise MalformedRequest(f"request {op!r}: {reason}")
-    return UnknownRequest(raw=msgspec.msgpack.decode(data))
+    try:
+        return UnknownRequest(raw=msgspec.msgpack.decode(data))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        # The op alone was read; what stands beside it is read only now.
+        raise MalformedRequest(f"request {op!r}: {error}") from None
 
 
 def request_to_fields(request: Request) -> dict[str, Any]:

@@ -77,6 +77,7 @@ class Daemon:
             stats=self._figures.message,
             pump=self._works.pump,
         )
+        self._end = asyncio.Event()
         self._asked_to_end = 0
         self._idle_since: float | None = None
 
@@ -86,7 +87,6 @@ class Daemon:
         Raises `AlreadyRunning`, `EndpointError`, `DoorError`, `AddressError`, `KeysError`, `HelperFailed` and
         `StoreUnwritable` before anything is served.
         """
-        self._end = asyncio.Event()
         address = parse_address(self._settings.metrics)
         with ExitStack() as stack:
             stack.enter_context(sole_daemon(self.endpoint))
@@ -142,8 +142,12 @@ class Daemon:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
-        self._asked_to_end += 1
         log.info("%s: ending", signal.Signals(number).name)
+        self.end()
+
+    def end(self) -> None:
+        """Ends `run`; asked a second time it no longer waits for what runs."""
+        self._asked_to_end += 1
         self._end.set()
         if self._asked_to_end > 1:
             # Whoever asks twice does not want to wait for compiles.

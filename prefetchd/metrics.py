@@ -25,6 +25,9 @@ Values = Mapping[tuple[str, ...], float]
 
 # A Stats message has at most 1,024 figures; those of single ranks lie in its tables.
 PER_RANK = frozenset({"rank"})
+# Up to here a float is the very count that was meant. Beyond it is what peers claim of themselves, and as an
+# int it may not fit into a message.
+EXACT = 2**53
 
 
 class HelperFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +205,7 @@ def totals(figures: NodeFigures) -> dict[str, int | float]:
             inner = ",".join(f"{name}={text}" for name, text in sorted(labels.items()))
             name = sample.name + (f"{{{inner}}}" if inner else "")
             value = found.get(name, 0) + sample.value
-            found[name] = int(value) if float(value).is_integer() else value
+            found[name] = int(value) if float(value).is_integer() and abs(value) < EXACT else value
     return found
 
 

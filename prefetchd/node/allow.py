@@ -37,7 +37,7 @@ class AllowList(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, hello: Hello) -> list[Mismatch]:
         """What of the reported places is not allowed, apart from cache directories."""
         found = []
-        if hello.interpreter and hello.interpreter not in self.interpreters:
+        if hello.interpreter and self._allowed(hello.interpreter) is None:
             found.append(
                 Mismatch(
                     compiler="",
@@ -63,7 +63,15 @@ class AllowList(msgspec.Struct, frozen=True, kw_only=True):
 
     def interpreter_for(self, hello: Hello) -> str:
         """What to start a helper with for this peer: its own where that is allowed, else the daemon's."""
-        return hello.interpreter if hello.interpreter in self.interpreters else self.interpreters[0]
+        return self._allowed(hello.interpreter) or self.interpreters[0]
+
+    def _allowed(self, interpreter: str) -> str | None:
+        """As it is spelled on the list; `python` and `python3` of one environment are one interpreter."""
+        place, real = Path(interpreter).parent, os.path.realpath(interpreter)
+        for known in self.interpreters:
+            if known == interpreter or (Path(known).parent == place and os.path.realpath(known) == real):
+                return known
+        return None
 
     def extra_directories(self, hello: Hello) -> tuple[str, ...]:
         """The peer's package directories that a user has allowed beside the daemon's own."""

@@ -9,17 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from prefetchd.architectures import ProfileError
 from prefetchd.compilers import COMPILERS, compiler_class
 from prefetchd.node.groups import Group, admitted_roots, installed_providers, refused_roots
 from prefetchd.node.peers import Peer
 from prefetchd.node.state import Node
-from prefetchd.profile_codec import decode_profile
+from prefetchd.profiles.architectures import ProfileError
+from prefetchd.profiles.codec import decode_profile
 from prefetchd.protocol import Goodbye, HeartbeatAnswer, Mismatch, Refused, Sweep, Universe, Welcome
 from prefetchd.provider import Limits, load_providers
 from prefetchd.store import StoreUnwritable
 from prefetchd.targets import Target
 from prefetchd.workplace import in_thread
+
+# Differences of one connection that are counted and logged; more are one cause, or noise.
+MAX_MISMATCHES = 64
+# Kinds of engine on one node at a time, each with a helper of some hundred megabytes; a rank for each GPU and
+# each of several engines where ranks share none.
+MAX_GROUPS, MAX_GROUPS_PER_RANK = 8, 64
 
 log = logging.getLogger("prefetchd.daemon")
 
@@ -41,6 +47,10 @@ class Attaching:
         self._spawn = spawn
         self._pump = pump
 
+    @property
+    def _most_groups(self) -> int:
+        return MAX_GROUPS_PER_RANK if self._node.settings.helper_per_rank else MAX_GROUPS
+
     def attach(self, peer: Peer) -> None:
         """After each hello of a peer."""
         node, hello = self._node, peer.hello
@@ -58,6 +68,14 @@ class Attaching:
             group = before
         elif (found := node.groups.find(hello, target)) is not None:
             group = found
+        elif peer.local and len(node.groups.by_name) >= self._most_groups:
+            node.problems["too many kinds of engine"] += 1
+            text = (
+                f"{self._most_groups} kinds of engine (target, interpreter, packages, fingerprint) are here "
+                "already, and each has its helper; end some, or wait a minute until their helpers are gone"
+            )
+            node.send(peer, Refused(text=text))
+            return False
         elif peer.local:
             group = self._make_group(peer, target)
         else:
@@ -133,15 +151,15 @@ class Attaching:
         node = self._node
         for mismatch in mismatches:
             name = (mismatch.compiler, mismatch.field, mismatch.engine)
-            if name not in peer.mismatches:
+            if name not in peer.mismatches and len(peer.mismatches) < MAX_MISMATCHES:
                 peer.mismatches.add(name)
                 node.broker.mismatch(mismatch.compiler, mismatch.field)
                 if mismatch.field == "cache_root":
                     node.refused_roots[mismatch.compiler] += 1
+                what = f"{mismatch.compiler} {mismatch.field}".strip()
                 log.warning(
-                    "mismatch of %s: %s %s: the engine has %r, here it is %r; %s",
-                    peer.rank, mismatch.compiler, mismatch.field, mismatch.engine, mismatch.helper,
-                    mismatch.fix,
+                    "mismatch of %s: %s: the engine has %r, here it is %r; %s",
+                    peer.rank, what, mismatch.engine, mismatch.helper, mismatch.fix,
                 )  # fmt: skip
             node.send(peer, mismatch)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import zmq
 import zmq.utils.z85
 
+from prefetchd.client.link import CurveKeys
 from prefetchd.config import Settings
-from prefetchd.link import CurveKeys
 
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"

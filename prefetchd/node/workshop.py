@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from prefetchd.compile_messages import Start
 from prefetchd.compilers import load_compiler
 from prefetchd.compilers.base import CommandCompiler, Compiler, CompilerUnavailable, ForkedCompiler, Job
 from prefetchd.config import Settings
 from prefetchd.executors import CommandExecutor, Executor
-from prefetchd.forked_executor import ForkedExecutor, ServerFailed
+from prefetchd.forked.executor import ForkedExecutor, ServerFailed
+from prefetchd.forked.messages import Start
 from prefetchd.jobs import JobPool, JobResult
 from prefetchd.store import Staging
 from prefetchd.targets import Target

@@ -67,6 +67,9 @@ class AllowList(msgspec.Struct, frozen=True, kw_only=True):
 
     def _allowed(self, interpreter: str) -> str | None:
         """As it is spelled on the list; `python` and `python3` of one environment are one interpreter."""
+        if "\0" in interpreter:
+            # No path, and the system's calls for paths raise for it.
+            return None
         place, real = Path(interpreter).parent, os.path.realpath(interpreter)
         for known in self.interpreters:
             if known == interpreter or (Path(known).parent == place and os.path.realpath(known) == real):
@@ -110,7 +113,7 @@ def directory_problem(text: str, uid: int) -> str | None:
     Every directory on the way is looked at: whoever could replace one of them could lead us elsewhere.
     """
     path = Path(text)
-    if not path.is_absolute() or os.path.normpath(text) != text:
+    if not path.is_absolute() or os.path.normpath(text) != text or "\0" in text:
         return f"{text!r} is not an absolute path in its simplest form"
     owner = -1
     for part in (*reversed(path.parents), path):

@@ -1,4 +1,4 @@
-"""Everything in `deploy/`, judged by the tools that will read it, and held against what the daemon really has.
+"""Everything in `deploy/`, judged by the tools that will read it and held against what the daemon has.
 
 CI brings the tools (`.ci/run`) and fails without them; elsewhere a missing one is a skip that names it.
 """
@@ -108,12 +108,15 @@ def test_systemd_would_name_a_mistake_in_the_unit(tmp_path: Path) -> None:
 
 
 def test_systemd_accepts_the_engines_drop_in(tmp_path: Path) -> None:
-    (tmp_path / "prefetchd@root.service.d").mkdir()
-    shutil.copy(DEPLOY / "systemd/engine.conf", tmp_path / "prefetchd@root.service.d")
+    folder = tmp_path / "prefetchd@root.service.d"
+    folder.mkdir()
+    text = (DEPLOY / "systemd/engine.conf").read_text()
 
-    found = verify(UNIT.read_text(), tmp_path)
-
-    assert [line for line in found.splitlines() if "engine.conf" in line] == []
+    for content, said in ((text, ""), (text.replace("Environment=", "Environments="), "Environments")):
+        (folder / "engine.conf").write_text(content)
+        found = [line for line in verify(UNIT.read_text(), tmp_path).splitlines() if "engine.conf" in line]
+        assert said in "".join(found)
+        assert bool(said) == bool(found)
 
 
 def test_the_unit_and_the_engines_drop_in_name_one_endpoint() -> None:

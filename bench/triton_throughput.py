@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.compile_messages import Start
 from prefetchd.compilers.base import Job
 from prefetchd.compilers.triton import Triton
 from prefetchd.cores import usable_cores
-from prefetchd.forked_executor import ForkedExecutor
+from prefetchd.forked.executor import ForkedExecutor
+from prefetchd.forked.messages import Start
 from prefetchd.pipeline import Ending, JobOutcome, Pipeline
 from prefetchd.profiles import KernelSite, Profile
 from prefetchd.provider import Limits, load_providers

@@ -16,8 +16,8 @@ from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
 from prefetchd.endpoint import EndpointError, find_endpoint
 from prefetchd.introduction import Introduction
 from prefetchd.planner import Planner
-from prefetchd.profile_codec import encode_profile
 from prefetchd.profiles import Profile, read_profile
+from prefetchd.profiles.codec import encode_profile
 from prefetchd.protocol import Batch, Universe
 from prefetchd.provider import Provider, load_providers
 from prefetchd.targets import Target, load_target

@@ -11,10 +11,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
-from prefetchd.compile_messages import Start
 from prefetchd.compilers.base import CommandCompiler, Compiler, ForkedCompiler, Job
 from prefetchd.config import Settings
-from prefetchd.forked_executor import ForkedExecutor
+from prefetchd.forked.executor import ForkedExecutor
+from prefetchd.forked.messages import Start
 from prefetchd.jobs import JobPool, JobResult
 from prefetchd.provider import Provider
 from prefetchd.store import Staging

@@ -20,7 +20,7 @@ import msgspec
 
 from prefetchd.compilers.base import ArtifactInvalid, Compiler, CompilerUnavailable, EntryState, Job
 from prefetchd.executors import Executor
-from prefetchd.forked_executor import ServerFailed
+from prefetchd.forked.executor import ServerFailed
 from prefetchd.store import Staging, quarantine
 
 # What nvcc makes: large, and never rewritten in place. All else in an entry is small, and some of it is.

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from prefetchd.flag_sets import flag_alternatives, list_fields
 from prefetchd.profiles import Profile
+from prefetchd.profiles.flag_sets import flag_alternatives, list_fields
+from prefetchd.profiles.sites import KernelSite
+from prefetchd.profiles.token_classes import Rule, representative, representatives
 from prefetchd.protocol import Batch, MalformedRequest, op_of, request_from_fields
 from prefetchd.requests.delta import (
     DEFAULT_CHUNK,
@@ -28,8 +30,6 @@ from prefetchd.requests.delta import (
     StepRecurrence,
 )
 from prefetchd.requests.kda import KdaStateCommit
-from prefetchd.sites import KernelSite
-from prefetchd.token_classes import Rule, representative, representatives
 
 # The home whose kernels' dependence on the token count is known.
 MEASURED_HOME = "fla"

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from prefetchd.flag_sets import flag_alternatives, list_fields
 from prefetchd.profiles import Profile
+from prefetchd.profiles.flag_sets import flag_alternatives, list_fields
+from prefetchd.profiles.sites import KernelSite
 from prefetchd.protocol import Batch, MalformedRequest, Request, op_of, request_from_fields
 from prefetchd.provider import Limits, Provider, Unavailable
 from prefetchd.requests.mamba import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill, Role
-from prefetchd.sites import KernelSite
 
 from .mamba_classes import (
     all_scan_classes,

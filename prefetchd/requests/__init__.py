@@ -1,1 +1,1 @@
-"""The request types of each kernel family: what an entry point is told, with every field that changes a kernel."""
+"""The request types of each kernel family: an entry point's arguments, with all that changes a kernel."""

@@ -120,6 +120,7 @@ def test_published_group_is_never_mixed_with_an_engines(captured: list[Job], tmp
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_pipeline_and_cold_engines_on_one_key_leave_one_whole_group(
     captured: list[Job], tmp_path: Path
 ) -> None:
@@ -184,13 +185,13 @@ def fork_server() -> psutil.Process:
     (server,) = (
         child
         for child in psutil.Process().children()
-        if child.status() != psutil.STATUS_ZOMBIE and "prefetchd.fork_server" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "prefetchd.forked.server" in child.cmdline()
     )
     return server
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "server", "ptxas"])
+@pytest.mark.parametrize("victim", ["worker", pytest.param("server", marks=pytest.mark.ci), "ptxas"])
 def test_kill_in_mid_compile_leaves_nothing_and_the_next_run_compiles(
     captured: list[Job], victim: str, tmp_path: Path
 ) -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from prefetchd.compile_messages import Start
 from prefetchd.compilers.base import Job
 from prefetchd.compilers.triton import Triton
-from prefetchd.forked_executor import ForkedExecutor
+from prefetchd.forked.executor import ForkedExecutor
+from prefetchd.forked.messages import Start
 from prefetchd.null_device import launcher
 from prefetchd.null_device.launcher import KEEP_NO_TIMINGS, SITE
 from prefetchd.pipeline import JobOutcome, Pipeline

@@ -13,8 +13,8 @@ from fake_daemon import FakeDaemon
 import prefetchd
 from prefetchd.attaching import Handle
 from prefetchd.introduction import Introduction
-from prefetchd.profile_codec import decode_profile, encode_profile
 from prefetchd.profiles import Profile, ProfileError, profile_from_config, write_profile
+from prefetchd.profiles.codec import decode_profile, encode_profile
 from prefetchd.protocol import Batch, Goodbye, Hello, Plan, Universe
 from prefetchd.targets import load_target
 

@@ -101,7 +101,7 @@ def test_another_daemon_hears_hello_wanted_plans_and_the_universe_again(
 def test_daemon_that_does_not_know_us_gets_another_hello_and_the_plans(
     client: Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefetchd.session.GREET_PAUSE_S", 0.0)
+    monkeypatch.setattr("prefetchd.client.session.GREET_PAUSE_S", 0.0)
     client.plan({"deep_gemm": [request(1)]})
     plan = daemon.next(Plan)
 
@@ -114,7 +114,7 @@ def test_daemon_that_does_not_know_us_gets_another_hello_and_the_plans(
 def test_heartbeat_answered_by_another_instance_makes_the_client_greet(
     client: Client, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefetchd.session.GREET_PAUSE_S", 0.0)
+    monkeypatch.setattr("prefetchd.client.session.GREET_PAUSE_S", 0.0)
     daemon.instance = "second"
 
     daemon.next(Hello)
@@ -215,7 +215,7 @@ def test_mismatch_is_logged_once_a_field_with_its_fix(
 def test_changed_hello_is_said_again(
     address: str, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prefetchd.session.REFRESH_S", 0.0)
+    monkeypatch.setattr("prefetchd.client.session.REFRESH_S", 0.0)
     roots = {"triton": ("/a",)}
     client = Client(
         address,
@@ -269,9 +269,9 @@ def test_close_says_goodbye_and_silences_every_call(client: Client, daemon: Fake
 def test_loop_that_fails_makes_a_new_socket_and_loses_no_plan(
     clients: Callable[..., Client], daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prefetchd.link import Link
+    from prefetchd.client.link import Link
 
-    monkeypatch.setattr("prefetchd.session.PAUSE_S", 0.0)
+    monkeypatch.setattr("prefetchd.client.session.PAUSE_S", 0.0)
     failures = iter([OSError("broken")])
     real = Link.changes
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetchd.client_state import Variants, Wanted
+from prefetchd.client.state import Variants, Wanted
 from prefetchd.protocol import KeyName
 
 

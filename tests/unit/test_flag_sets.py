@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prefetchd.flag_sets import flag_alternatives, ready_made, set_names
+from prefetchd.profiles.flag_sets import flag_alternatives, ready_made, set_names
+from prefetchd.profiles.sites import KernelSite
 from prefetchd.protocol import REQUEST_TYPES
-from prefetchd.sites import KernelSite
 
 # Read by the planner, not fields of a request.
 PLANNED = {"split"}

@@ -20,10 +20,10 @@ import msgspec
 import psutil
 import pytest
 
-from prefetchd import forked_executor
-from prefetchd.compile_messages import Start
 from prefetchd.compilers.base import CompilerUnavailable, Job
-from prefetchd.forked_executor import ForkedExecutor
+from prefetchd.forked import executor as forked_executor
+from prefetchd.forked.executor import ForkedExecutor
+from prefetchd.forked.messages import Start
 from prefetchd.jobs import JobResult
 from prefetchd.null_device import guard
 from prefetchd.targets import load_target
@@ -56,7 +56,7 @@ class Bench:
         (server,) = (
             child
             for child in psutil.Process().children()
-            if child.status() != psutil.STATUS_ZOMBIE and "prefetchd.fork_server" in child.cmdline()
+            if child.status() != psutil.STATUS_ZOMBIE and "prefetchd.forked.server" in child.cmdline()
         )
         return server
 

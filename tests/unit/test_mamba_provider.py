@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefetchd.profiles import Profile
+from prefetchd.profiles.sites import Flag, KernelSite
 from prefetchd.protocol import (
     Batch,
     MalformedRequest,
@@ -18,7 +19,6 @@ from prefetchd.protocol import (
 )
 from prefetchd.provider import Limits
 from prefetchd.requests.mamba import CausalConv1d, GatedNorm, Mamba2, Mamba2Decode, Mamba2Prefill
-from prefetchd.sites import Flag, KernelSite
 from prefetchd.targets import load_target
 from prefetchd_providers.mamba import MambaProvider
 from prefetchd_providers.mamba_classes import class_of, count_class, natural_chunks

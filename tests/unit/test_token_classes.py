@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefetchd.token_classes import Rule, representative, representatives
+from prefetchd.profiles.token_classes import Rule, representative, representatives
 
 rules = st.sampled_from(["any", "buckets", "divisible", "blocks"])
 

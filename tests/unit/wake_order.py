@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 
-from prefetchd.wakeup import Wakeup
+from prefetchd.client.wakeup import Wakeup
 
 ROUNDS = 300
 wakeup = Wakeup()

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from prefetchd.architectures import ProfileError
-from prefetchd.model_config import profile_from_config
-from prefetchd.sites import GemmSite, KernelSite, Profile, m_for_batch, m_ranges
+from prefetchd.profiles.architectures import ProfileError
+from prefetchd.profiles.model_config import profile_from_config
+from prefetchd.profiles.sites import GemmSite, KernelSite, Profile, m_for_batch, m_ranges
 from prefetchd.toml_files import build, check_keys, format_table, read_toml, write_text
 
 __all__ = [

@@ -18,9 +18,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from prefetchd.client_state import Variants, Wanted
+from prefetchd.client.link import CurveKeys
+from prefetchd.client.session import Session
+from prefetchd.client.state import Variants, Wanted
+from prefetchd.client.wakeup import Wakeup
 from prefetchd.guard import Guard, guarded
-from prefetchd.link import CurveKeys
 from prefetchd.protocol import (
     Event,
     Hello,
@@ -35,8 +37,6 @@ from prefetchd.protocol import (
     encode_sweeps,
     sweeps,
 )
-from prefetchd.session import Session
-from prefetchd.wakeup import Wakeup
 
 # Reports kept while the daemon is away or slow: engine compiles are rare, a burst of them is some hundred.
 MAX_QUEUE = 4096

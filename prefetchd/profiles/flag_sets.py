@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.sites import KernelSite
+from prefetchd.profiles.sites import KernelSite
 
 # The flag of a site that names its sets.
 SET = "set"
@@ -48,7 +48,7 @@ def set_names(op: str) -> list[str]:
 @lru_cache(maxsize=1)
 def ready_made() -> Mapping[str, Mapping[str, Flags]]:
     """Flags by set and op, as the file has them."""
-    return tomllib.loads(files("prefetchd").joinpath("flag_sets.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(files("prefetchd.profiles").joinpath("flag_sets.toml").read_text(encoding="utf-8"))
 
 
 def _sets(site: KernelSite) -> Iterator[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from prefetchd.layer_kernels import (
+from prefetchd.profiles.layer_kernels import (
     Kernel,
     gdn_kernels,
     kda_kernels,
@@ -23,7 +23,7 @@ from prefetchd.layer_kernels import (
     nemotron_h_kernels,
     no_kernels,
 )
-from prefetchd.model_sizes import ProfileError, Sizes
+from prefetchd.profiles.model_sizes import ProfileError, Sizes
 
 __all__ = ["ARCHITECTURES", "Architecture", "Gemm", "ProfileError", "Sizes"]
 

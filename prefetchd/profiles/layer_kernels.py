@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from prefetchd.model_sizes import ProfileError, Sizes
+from prefetchd.profiles.model_sizes import ProfileError, Sizes
 
 # The caller whose flags a new profile has, on fla's own kernels; both are edited in the profile.
 DEFAULT_SET = "vllm"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from prefetchd.link import Link
+from prefetchd.client.link import Link
+from prefetchd.client.wakeup import Wakeup
 from prefetchd.protocol import (
     Answer,
     Failed,
@@ -40,7 +41,6 @@ from prefetchd.protocol import (
     decode,
     encode,
 )
-from prefetchd.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from prefetchd.client import Client

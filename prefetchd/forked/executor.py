@@ -1,7 +1,7 @@
 """Runs jobs in the forked workers of a fork server, and resolves every one, whatever dies.
 
 A worker that is killed, hangs or eats its memory is the server's to find out. A server that is killed takes
-its workers with it (`compile_worker.py`); its jobs are failed here, what is left of their process groups is
+its workers with it (`worker.py`); its jobs are failed here, what is left of their process groups is
 ended, and the next job gets a new server. The subtle rule: only a server that has died is replaced, and only
 `RESTARTS` times, so that a library which kills it each time ends in a message and not in a loop.
 """
@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from prefetchd.compile_messages import (
+from prefetchd.compilers.base import CompilerUnavailable, Job
+from prefetchd.forked.messages import (
     MAX_PACKET_BYTES,
     Begun,
     Cancel,
@@ -31,7 +32,6 @@ from prefetchd.compile_messages import (
     encode,
     from_server,
 )
-from prefetchd.compilers.base import CompilerUnavailable, Job
 from prefetchd.jobs import JobResult, classify
 from prefetchd.null_device import launcher
 
@@ -131,7 +131,7 @@ class _Server:
             self._process = await asyncio.create_subprocess_exec(
                 interpreter,
                 "-m",
-                "prefetchd.fork_server",
+                "prefetchd.forked.server",
                 *("--socket", str(theirs.fileno())),
                 *("--parent", str(os.getpid())),
                 *("--scratch", str(self._scratch)),

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 import msgspec
 
-from prefetchd.architectures import ProfileError
-from prefetchd.model_sizes import MOST
+from prefetchd.profiles.architectures import ProfileError
+from prefetchd.profiles.model_sizes import MOST
 from prefetchd.protocol import Batch
 
 RULES = ("tokens", "routed", "expected", "context")

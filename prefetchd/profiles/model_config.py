@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from prefetchd.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes, no_products
-from prefetchd.layer_kernels import MAMBA, MAMBA_NOTE, Kernel
-from prefetchd.sites import Flag, GemmSite, KernelSite, Profile
+from prefetchd.profiles.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes, no_products
+from prefetchd.profiles.layer_kernels import MAMBA, MAMBA_NOTE, Kernel
+from prefetchd.profiles.sites import Flag, GemmSite, KernelSite, Profile
 
 # vLLM bounds the context it expands at once by a workspace of 64 Ki tokens; longer contexts go in pieces.
 CONTEXT_TOKENS = 64 * 1024

@@ -1,7 +1,7 @@
 """The fork server: a warm, clean process on the null device in whose forked children kernels are compiled.
 
 Importing torch and a kernel library takes seconds, a compile often less than one. So this process imports
-each kernel's module once and forks a worker a job (`compile_worker.py`). It never traces and never compiles:
+each kernel's module once and forks a worker a job (`worker.py`). It never traces and never compiles:
 a worker starts with a library that nobody has used. The promise: every compile is answered, and when this
 process ends, by whatever, its workers end with it.
 """
@@ -20,7 +20,9 @@ from collections import deque
 from importlib import import_module
 from pathlib import Path
 
-from prefetchd.compile_messages import (
+from prefetchd.compilers import load_compiler
+from prefetchd.compilers.base import CompilerUnavailable, ForkedCompiler
+from prefetchd.forked.messages import (
     MAX_PACKET_BYTES,
     Cancel,
     Compile,
@@ -31,9 +33,7 @@ from prefetchd.compile_messages import (
     encode,
     to_server,
 )
-from prefetchd.compile_worker import CompileWorker
-from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import CompilerUnavailable, ForkedCompiler
+from prefetchd.forked.worker import CompileWorker
 from prefetchd.jobs import Report
 from prefetchd.null_device.guard import NullDeviceBroken, require_null_device
 from prefetchd.parent_death import end_with_parent
@@ -133,8 +133,8 @@ def _freeze() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """`python -m prefetchd.fork_server --socket FD --parent PID --scratch DIRECTORY`."""
-    parser = argparse.ArgumentParser(prog="prefetchd.fork_server")
+    """`python -m prefetchd.forked.server --socket FD --parent PID --scratch DIRECTORY`."""
+    parser = argparse.ArgumentParser(prog="prefetchd.forked.server")
     parser.add_argument("--socket", required=True, type=int)
     parser.add_argument("--parent", required=True, type=int)
     parser.add_argument("--scratch", required=True, type=Path)

@@ -18,8 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prefetchd.compile_messages import Begun, Compile, Ended, Start
 from prefetchd.compilers.base import CompilerUnavailable, ForkedCompiler
+from prefetchd.forked.messages import Begun, Compile, Ended, Start
 from prefetchd.jobs import Report
 from prefetchd.null_device import guard
 from prefetchd.parent_death import end_with_parent

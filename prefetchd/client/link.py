@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import zmq
 
+from prefetchd.client.wakeup import Wakeup
 from prefetchd.messages import MAX_MESSAGE_BYTES
-from prefetchd.wakeup import Wakeup
 
 # Messages libzmq may hold for a daemon that does not read (stopped, swapped out); beyond it sending fails and
 # is counted. With heartbeats of a second a healthy daemon is never this far behind.

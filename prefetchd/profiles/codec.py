@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from prefetchd.architectures import ProfileError
-from prefetchd.sites import Profile
+from prefetchd.profiles.architectures import ProfileError
+from prefetchd.profiles.sites import Profile
 
 _decoder = msgspec.msgpack.Decoder(Profile)
 

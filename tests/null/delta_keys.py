@@ -71,7 +71,7 @@ class Keys:
     def of(self, request: Request) -> set[str]:
         found: set[str] = set()
         begun = time.process_time()
-        with intercept(lambda key, _variant: found.add(key)):
+        with intercept(lambda key, _variant, _source: found.add(key)):
             self.provider.run(request)
         self.seconds = [*getattr(self, "seconds", []), time.process_time() - begun]
         return found

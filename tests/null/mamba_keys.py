@@ -43,7 +43,7 @@ class Keys:
     def of(self, call: Callable[[], None]) -> set[str]:
         found: set[str] = set()
         begun = time.process_time()
-        with intercept(lambda key, _variant: found.add(key)):
+        with intercept(lambda key, _variant, _source: found.add(key)):
             call()
         self.seconds.append(time.process_time() - begun)
         return found

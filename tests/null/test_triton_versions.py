@@ -22,7 +22,7 @@ from prefetchd.null_device.guard import LIBRARIES
 from prefetchd.pipeline import Ending
 
 VARIANTS = SCALE_VARIANTS + DOUBLE_VARIANTS
-LINES = ["installed", pytest.param("other", marks=pytest.mark.slow)]
+LINES = ["installed", pytest.param("other", marks=[pytest.mark.slow, pytest.mark.ci])]
 
 
 class Made:
@@ -116,8 +116,15 @@ def test_engine_finds_every_kernel_and_compiles_none(warmed: Made) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["h200", "b200"])
-@pytest.mark.parametrize("line", ["installed", "other"])
+@pytest.mark.parametrize(
+    ("line", "target"),
+    [
+        ("installed", "h200"),
+        pytest.param("installed", "b200", marks=pytest.mark.ci),
+        ("other", "h200"),
+        ("other", "b200"),
+    ],
+)
 def test_engine_that_compiles_itself_makes_the_captured_keys(line: str, target: str, tmp_path: Path) -> None:
     site = Site(tmp_path, other=line == "other", target=target)
 
@@ -255,7 +262,7 @@ def test_binaries_only_as_the_engine_has_it(made: Callable[[str], Made], tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", ["installed", "other"])
+@pytest.mark.parametrize("line", ["installed", pytest.param("other", marks=pytest.mark.ci)])
 def test_modules_the_library_builds_for_itself_are_there_too_once_libcuda_is_known(
     line: str, tmp_path: Path
 ) -> None:

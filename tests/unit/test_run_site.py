@@ -23,7 +23,7 @@ from prefetchd import post_import
 from prefetchd.engine_environment import SITE
 from prefetchd.engine_site import sitecustomize
 from prefetchd.null_device.launcher import environment as null_environment
-from prefetchd.protocol import Hello
+from prefetchd.protocol import Hello, Universe
 from prefetchd.targets import load_target
 
 ROOT = Path(__file__).parents[2]
@@ -402,3 +402,14 @@ def test_the_start_of_python_is_not_felt(engine: Engine) -> None:
     result = engine.run(f"import sitecustomize\n{program}", "-S", PREFETCHD_NULL="", PYTHONPATH=str(SITE))
 
     assert result.stdout == "[]\n", result.stderr
+
+
+def test_with_a_profile_the_daemon_is_told_all_that_the_model_may_launch(engine: Engine) -> None:
+    profile = ROOT / "tests/gpu/deep_gemm.profile.toml"
+
+    with daemon_of(engine) as daemon:
+        process = engine.start(PREFETCHD_PROFILE=str(profile), RANK="1", WORLD_SIZE="2")
+        universe = daemon.next(Universe)
+        end(process)
+
+    assert universe.providers == ("deep_gemm",)

@@ -185,7 +185,8 @@ class Helper:
                 due = (
                     providers != self._providers
                     or done >= self._limits.max_traces
-                    or self.rss_bytes > self._limits.max_rss_bytes
+                    # One that is too large before its first trace would be replaced for ever.
+                    or (done > 0 and self.rss_bytes > self._limits.max_rss_bytes)
                 )
                 if due and not self._running:
                     return True

@@ -62,15 +62,16 @@ def start_daemon(endpoint: Endpoint, environment: Mapping[str, str]) -> Path:
         if os.fstat(log).st_size > MAX_LOG_BYTES:
             os.ftruncate(log, 0)
         begin = os.fstat(log).st_size
-        life = _start_detached([sys.executable, *SERVE], environment, log)
+        try:
+            life = _start_detached([sys.executable, *SERVE], environment, log)
+            try:
+                ask(endpoint, WAIT_S, life)
+            finally:
+                os.close(life)
+        except NoDaemon as error:
+            raise NoDaemon(f"{error}; {_last_line(path, begin)}") from None
     finally:
         os.close(log)
-    try:
-        ask(endpoint, WAIT_S, life)
-    except NoDaemon as error:
-        raise NoDaemon(f"{error}; {_last_line(path, begin)}") from None
-    finally:
-        os.close(life)
     return path
 
 
@@ -147,6 +148,8 @@ def _start_detached(command: list[str], environment: Mapping[str, str], log: int
                     pass_fds=(held,),
                 )
                 status = 0
+            except OSError as error:
+                os.write(log, f"{error}\n".encode())
             finally:
                 os._exit(status)
     finally:

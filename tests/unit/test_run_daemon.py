@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -240,3 +241,14 @@ def test_a_link_in_place_of_the_log_is_not_followed(
         find_or_start(endpoint, environment(endpoint))
 
     assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_an_interpreter_that_cannot_be_started_is_told_with_the_reason(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    with pytest.raises(
+        NoDaemon, match=r"could not be started; .*No such file or directory: '/nowhere/python'"
+    ):
+        find_or_start(endpoint, environment(endpoint))

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-# Two hundred milliseconds an example is missed on a shared machine by code that is fine; time has its own tests.
+# 200 ms an example is missed on a shared machine by code that is fine; time has its own tests.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

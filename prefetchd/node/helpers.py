@@ -217,8 +217,9 @@ class Helper:
             report = await near.trace(order.provider, order.sweep, "capture")
         finally:
             if report is None or report.lost:
-                self.problem = report.failures[0].text if report else "it was ended"
-                self._desk.lost(order, self.problem)
+                if report is not None:
+                    self.problem = report.failures[0].text
+                self._desk.lost(order, self.problem or "it was ended")
             else:
                 self.traces += 1
                 self._desk.traced(order, report)

@@ -252,6 +252,10 @@ class DeepJit(Compiler):
             return EntryState.CORRUPT if entry.is_symlink() else EntryState.MISSING
         except NotADirectoryError:
             return EntryState.CORRUPT
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return EntryState.CORRUPT
+            raise
         if not present:
             return EntryState.MISSING
         if not present.issuperset(self.layout.files) or self._cubin_problem(entry / "kernel.cubin"):

@@ -216,6 +216,7 @@ def test_forbid_reads_every_root(tmp_path: Path) -> None:
         (lambda entry: (entry / "kernel.cubin").write_bytes(fake_cubin(100)), EntryState.CORRUPT),
         (lambda entry: (shutil.rmtree(entry), entry.write_text("file")), EntryState.CORRUPT),
         (lambda entry: (shutil.rmtree(entry), entry.symlink_to("nowhere")), EntryState.CORRUPT),
+        (lambda entry: (shutil.rmtree(entry), entry.symlink_to(entry)), EntryState.CORRUPT),
         (lambda entry: (entry / "kernel.ptx").touch(), EntryState.PUBLISHED),
     ],
     ids=[

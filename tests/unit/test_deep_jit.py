@@ -229,6 +229,7 @@ def test_forbid_reads_every_root(tmp_path: Path) -> None:
         "foreign",
         "file",
         "dead link",
+        "link to itself",
         "with dump",
     ],
 )

@@ -1,9 +1,9 @@
 """Lets a forked child go on using the null device its parent had.
 
 torch refuses CUDA in a child of a process that has touched it, since a real driver's state does not survive
-a fork. The null device's does: it is ordinary memory. The subtle rule: torch must then be initialised as a whole
-before the fork, because a half-touched one (a library that asked for the device count at import) is refused
-by an assertion that cannot be lifted.
+a fork. The null device's does: it is ordinary memory. The subtle rule: torch must then be initialised as a
+whole before the fork, because a half-touched one (a library that asked for the device count at import) is
+refused by an assertion that cannot be lifted.
 """
 
 from __future__ import annotations

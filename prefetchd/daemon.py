@@ -160,14 +160,20 @@ class Daemon:
         node = self._node
         next_round = node.clock()
         while not self._end.is_set():
-            now = node.clock()
-            due = node.broker.tick(now)
-            if now >= next_round:
-                # A daemon that was stopped for a while hears first what its peers have said meanwhile.
-                late = now - next_round > HOUSEKEEPING_S
-                next_round = now + HOUSEKEEPING_S
-                self._keep_house(now, late=late)
-            self._works.pump()
+            now = due = node.clock()
+            try:
+                due = node.broker.tick(now)
+                if now >= next_round:
+                    # A daemon that was stopped for a while hears first what its peers have said meanwhile.
+                    late = now - next_round > HOUSEKEEPING_S
+                    next_round = now + HOUSEKEEPING_S
+                    self._keep_house(now, late=late)
+                self._works.pump()
+            except Exception:
+                # A defect of ours must not end what serves every engine of the node.
+                node.problems["defect"] += 1
+                due = next_round
+                log.exception("a round of the daemon failed")
             pause = max(min(due, next_round) - node.clock(), SHORTEST_SLEEP_S)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._end.wait(), pause)

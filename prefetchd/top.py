@@ -75,7 +75,7 @@ def _view(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_summary(stats), _queues(stats), _helpers(stats), _ranks(stats)]
     problems = [f"problem: {text.splitlines()[0]}" for text in stats.tables.get("problems", ()) if text]
     mismatches = [
-        f"mismatch: {name} ({count} ranks)" for name, count in stats.tables.get("mismatches", {}).items()
+        f"mismatch: {name.strip()} ({count} ranks)" for name, count in stats.tables.get("mismatches", {}).items()
     ]
     return Group(*parts, *mismatches, *problems)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from prefetchd.compilers import COMPILERS, compiler_class
 from prefetchd.node.groups import Group, admitted_roots, installed_providers, refused_roots
@@ -133,6 +134,11 @@ class Attaching:
             reported = hello.cache_roots.get(name)
             paths = admitted.get(name, ()) if reported and peer.local else group.default_roots(name)
             if not paths:
+                continue
+            if not reported and not Path(paths[0]).is_dir():
+                # A library that this engine may never use: its directory is made when something is for it.
+                found[name] = (paths[0],)
+                node.later_roots[paths[0]] = paths[1:]
                 continue
             try:
                 # What a killed daemon left there goes now.

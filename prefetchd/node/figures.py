@@ -20,6 +20,13 @@ METRICS_KIND = "text/plain; version=0.0.4; charset=utf-8"
 # Rows of a table in a Stats message: enough for a node, and far below the largest message.
 MAX_ROWS = 256
 MAX_PROBLEMS = 8
+# What a Stats message may hold (`messages.Figures`).
+MAX_FIGURES, MAX_NAME = 1024, 1024
+# The counters that our client sends with its heartbeats; others would be names of a stranger's choosing.
+CLIENT_FIGURES = frozenset({
+    "queued", "dropped", "wanted", "forgotten", "published", "errors", "connects", "disconnects", "restarts",
+    "received", "sent", "stuck", "malformed", "unknown", "unexpected", "refused", "mismatches",
+})  # fmt: skip
 
 
 class Figures:
@@ -34,7 +41,7 @@ class Figures:
         node = self._node
         clients: Counter[str] = Counter()
         for peer in node.peers:
-            clients.update({name: value for name, value in peer.figures.items() if name != "connected"})
+            clients.update({name: value for name, value in peer.figures.items() if name in CLIENT_FIGURES})
         return NodeFigures(
             broker=node.broker.stats(),
             helpers=[
@@ -64,9 +71,11 @@ class Figures:
             "accounts": dict(list(msgspec.to_builtins(figures.broker.ranks).items())[:MAX_ROWS]),
             "helpers": helpers,
             "problems": figures.broker.problems[-MAX_PROBLEMS:],
-            "mismatches": figures.broker.mismatches,
+            "mismatches": dict(list(figures.broker.mismatches.items())[:MAX_ROWS]),
         }
-        return Stats(id=id, instance=self._node.instance, figures=totals(figures), tables=tables)
+        named = {name[:MAX_NAME]: value for name, value in totals(figures).items()}
+        bounded = dict(list(named.items())[:MAX_FIGURES])
+        return Stats(id=id, instance=self._node.instance, figures=bounded, tables=tables)
 
     def metrics_page(self) -> Page:
         """`/metrics`."""

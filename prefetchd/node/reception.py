@@ -158,6 +158,8 @@ class Reception:
                 node.forget(old)
         else:
             peer.hello = hello
+            # Whatever it still wants it says again after the welcome.
+            peer.drop_plans(list(peer.plans))
         self._attach(peer)
 
     def _plan(self, peer: Peer, plan: Plan) -> None:

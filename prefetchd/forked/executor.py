@@ -130,6 +130,8 @@ class _Server:
         with theirs, (self._scratch / "log").open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
                 interpreter,
+                # Not from the directory we happen to be in, which may hold packages of the same names.
+                "-P",
                 "-m",
                 "prefetchd.forked.server",
                 *("--socket", str(theirs.fileno())),

@@ -124,7 +124,9 @@ class Tracer:
             return _lost(order.id, sweep, "the helper has ended")
         self._pending[order.id] = future
         self._labels[order.id] = sweep
-        await self._socket.send_multipart([self._identity, encode(order)])
+        # Where its connection is gone the helper has ended, and `_watch` will answer this order too.
+        with contextlib.suppress(zmq.ZMQError):
+            await self._socket.send_multipart([self._identity, encode(order)])
         return await future
 
     async def answers(self, limit_s: float) -> bool:

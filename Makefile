@@ -10,7 +10,7 @@ OLD_LINE := .lines/deep_gemm-0.1.7
 OTHER_TRITON := .lines/triton-3.6.0
 DEMO_CACHE := $(CURDIR)/build/demo-cache
 
-.PHONY: env demo test lint test-slow clean
+.PHONY: env demo test lint test-slow chaos clean
 
 env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed
 
@@ -49,6 +49,10 @@ test: env lint
 
 test-slow: env
 	$(BIN)/pytest -m slow $(PYTEST)
+
+# Kills one part of a node after another, a hundred times; needs root for the small disk it fills.
+chaos: env
+	$(BIN)/python tests/null/chaos.py --rounds 100 --json docs/results/chaos.json
 
 clean:
 	rm -rf build dist *.egg-info

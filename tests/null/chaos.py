@@ -68,7 +68,7 @@ OWNERS = ".prefetchd/owner-*"
 
 def shapes(number: int) -> list[tuple[int, int]]:
     """N and K of a round's sites, which no other round has: its N is its own."""
-    return [(64 * (number + 1), 128 * k) for k in (4, 8, 12)]
+    return [(64 * (number + 1), 128 * k) for k in (4, 8)]
 
 
 class Engine:

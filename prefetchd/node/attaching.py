@@ -24,6 +24,8 @@ from prefetchd.workplace import in_thread
 
 # Differences of one connection that are counted and logged; more are one cause, or noise.
 MAX_MISMATCHES = 64
+# Engines that call themselves alike and are asked whether they are still there when one more comes.
+MAX_PROBES = 16
 # Kinds of engine on one node at a time, each with a helper of some hundred megabytes; a rank for each GPU and
 # each of several engines where ranks share none.
 MAX_GROUPS, MAX_GROUPS_PER_RANK = 8, 64
@@ -113,9 +115,8 @@ class Attaching:
         """Gives the peer a rank's name; a connection that has ended no longer holds one."""
         node = self._node
         if peer.rank is None:
-            for other in node.peers.ranks().values():
-                if (other.hello.engine, other.hello.rank) == (peer.hello.engine, peer.hello.rank):
-                    node.send(other, HeartbeatAnswer(sequence=0, instance=node.instance))
+            for other in node.peers.namesakes(peer.hello)[:MAX_PROBES]:
+                node.send(other, HeartbeatAnswer(sequence=0, instance=node.instance))
         elif node.peers.of_rank(peer.rank) is peer:
             return True
         previous = node.peers.name_rank(peer)

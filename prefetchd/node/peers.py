@@ -102,6 +102,14 @@ class Peers:
         """The attached ranks."""
         return dict(self._by_rank)
 
+    def namesakes(self, hello: Hello) -> list[Peer]:
+        """The attached ranks that call themselves as this one does."""
+        return [
+            peer
+            for peer in self._by_rank.values()
+            if (peer.hello.engine, peer.hello.rank) == (hello.engine, hello.rank)
+        ]
+
     def heard(self, peer: Peer, now: float) -> None:
         """It lives."""
         peer.heard = now

@@ -48,12 +48,12 @@ ORPHANS_S = 15.0
 # A round that is not settled by then has lost something. A helper takes 3-6 s to start, more when the machine
 # is busy, and a failed compile is tried again after 2 and 8 s.
 SETTLED_S = 90.0
-# The victim is looked for so long: where a round has compiled everything already there is no compile to kill.
-VICTIM_S = 4.0
+# The victim is looked for so long: the first compile of a round comes after its helper's start.
+VICTIM_S = 20.0
 # The moment of the kill within a round.
 KILL_WITHIN_S = 1.5
 # One compile of the fast nvcc, so that there is something to kill.
-COMPILE_S = 0.3
+COMPILE_S = 0.5
 # One round in so many has nvcc itself compile.
 REAL_EVERY = 20
 # The bar of the acceptance, and what a loaded machine of a test run must still keep.
@@ -68,7 +68,7 @@ OWNERS = ".prefetchd/owner-*"
 
 def shapes(number: int) -> list[tuple[int, int]]:
     """N and K of a round's sites, which no other round has: its N is its own."""
-    return [(64 * (number + 1), 128 * k) for k in (4, 8)]
+    return [(64 * (number + 1), 128 * k) for k in (4, 8, 12, 16)]
 
 
 class Engine:
@@ -297,10 +297,11 @@ def play_round(world: World, kind: str, real: bool) -> dict[str, Any]:
     profile = world.new_profile(real)
     world.engine.serve(profile)
     moment = world.chance.uniform(0, KILL_WITHIN_S)
+    if kind == "compile":
+        # A compile can only be lost while there are any.
+        world.daemon.wait_for(lambda: world.victim(kind), VICTIM_S, "no compile begins")
     time.sleep(moment)
-    deadline = time.monotonic() + VICTIM_S
-    while (pid := world.victim(kind)) is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+    pid = world.victim(kind)
     if pid is not None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

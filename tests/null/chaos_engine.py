@@ -23,7 +23,7 @@ from prefetchd.targets import load_target
 # A decoding engine's step takes milliseconds.
 STEP_S = 0.001
 # The largest batch: with it a profile of one site has a handful of variants.
-MAX_TOKENS = 16
+MAX_TOKENS = 24
 # The client's figures are shown after so many steps.
 STEPS_A_LOOK = 20
 # The board: steps since the start, profiles so far, plans not settled, connected, plans let go, defects of

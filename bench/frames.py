@@ -48,8 +48,9 @@ SETTLED_FRAMES = 10_000
 # The bar: growth between the two looks at the daemon's memory.
 BAR_BYTES = 16 << 20
 CONNECTIONS = 50
-# A connection is given up and made again after so many frames, as peers come and go.
-FRAMES_A_CONNECTION = 2_000
+# A connection is given up and made again after so many frames, as peers come and go. Few enough that each has
+# come and gone at the first look: answers that half of them never read are memory too, while they are there.
+FRAMES_A_CONNECTION = 150
 # After so many frames every connection that reads asks something and waits for the answer: a daemon takes the
 # frames of a connection in order, and all connections in turn, so it is never far behind.
 FRAMES_A_QUESTION = 5_000

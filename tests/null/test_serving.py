@@ -64,7 +64,7 @@ class Node:
             str(self.result),
             *families,
         ]
-        null = [sys.executable, "-m", "prefetchd", "null", "--target", "h200", "--"]
+        null = [sys.executable, "-m", "prefetchd", "null", "--target", "h200", "--integer-ops", "--"]
         self.engine = subprocess.Popen(
             [*null, sys.executable, str(ENGINE), *arguments], env={**self.daemon.environment, **engine_nvcc},
             cwd=self.place, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

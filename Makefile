@@ -45,7 +45,8 @@ lint: env
 	$(BIN)/mypy
 
 test: env lint
-	$(BIN)/pytest -m "not slow" $(PYTEST)
+	$(BIN)/pytest -m "not slow" tests/unit
+	$(BIN)/pytest -m "not slow" tests/null tests/gpu $(PYTEST)
 
 test-slow: env
 	$(BIN)/pytest -m slow $(PYTEST)

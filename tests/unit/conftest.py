@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 
 import pytest
-from fake_daemon import BEAT_S, FakeDaemon
+from fake_daemon import BEAT_S, LIMIT_S, FakeDaemon
 
-from prefetchd.client import Client
+from prefetchd.client import Client, session
 from prefetchd.protocol import Heartbeat, Hello
 
 
@@ -33,8 +33,10 @@ def daemons(address: str) -> Iterator[Callable[..., FakeDaemon]]:
 
 
 @pytest.fixture
-def clients(address: str) -> Iterator[Callable[..., Client]]:
+def clients(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Client]]:
     made: list[Client] = []
+    # The daemon here answers while the test listens; a test held up for three short beats is no dead daemon.
+    monkeypatch.setattr(session, "SILENT_HEARTBEATS", LIMIT_S / BEAT_S)
 
     def make(**options: int) -> Client:
         made.append(

@@ -187,8 +187,10 @@ class TestIntroduction:
         assert hello.cache_roots == {"deep_jit": (str(tmp_path),)}
         assert hello.fingerprints == {"deep_jit": {"deep_jit.line": "test"}}
 
-    def test_leaves_out_a_library_the_engine_has_not_imported_and_a_compiler_that_is_not_here(self) -> None:
-        assert "triton" not in sys.modules
+    def test_leaves_out_a_library_the_engine_has_not_imported_and_a_compiler_that_is_not_here(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delitem(sys.modules, "triton", raising=False)
 
         hello = Introduction(engine="test", compilers=("triton", "none"), target=H200)()
 

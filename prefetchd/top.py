@@ -74,9 +74,8 @@ def watch(endpoint: Endpoint, console: Console, interval_s: float) -> None:
 def _view(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_summary(stats), _queues(stats), _helpers(stats), _ranks(stats)]
     problems = [f"problem: {text.splitlines()[0]}" for text in stats.tables.get("problems", ()) if text]
-    mismatches = [
-        f"mismatch: {name.strip()} ({count} ranks)" for name, count in stats.tables.get("mismatches", {}).items()
-    ]
+    found = stats.tables.get("mismatches", {})
+    mismatches = [f"mismatch: {name.strip()} ({count} ranks)" for name, count in found.items()]
     return Group(*parts, *mismatches, *problems)
 
 

@@ -4,6 +4,7 @@ The bound is max(CPU seconds of the same jobs run one at a time / cores, the lon
 in this process, on the same machine, one after the other, each into an empty cache: first through a fork
 server with one slot, then through one with a slot a core, as `warm` has it (staging, verifying, publishing).
 What a server takes to get warm is reported apart: it compiles one more job first, which is in neither figure.
+Where `elsewhere_cpu_s` is not small, the machine had other work meanwhile and the ratio is that work's.
 
     python bench/triton_throughput.py [--jobs 48] [--target h200] [--json FILE]
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil  # type: ignore[import-untyped]
 
 from prefetchd.compilers.base import Job
 from prefetchd.compilers.triton import Triton
@@ -56,16 +58,26 @@ PROFILE = Profile(
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One way through all jobs: until the server was warm, then the wall time of the jobs, and each end."""
+    """One way through all jobs: until the server was warm, then the wall time of the jobs, and each end.
+
+    `busy_s` is what all processors of the machine worked in that time, for whomever.
+    """
 
     warm_up_s: float
     wall_s: float
+    busy_s: float
     outcomes: list[JobOutcome]
 
     @property
     def cpu_s(self) -> float:
         """As wait4 has it, of every worker and its programs."""
         return sum(outcome.cpu_s for outcome in self.outcomes)
+
+
+def busy_s() -> float:
+    """CPU seconds that this machine has worked since its start."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 async def traced_jobs(target: Target, environment: dict[str, str]) -> list[Job]:
@@ -119,9 +131,9 @@ async def through_the_pipeline(
                 locks=locks,
                 quarantined=lambda path: None,
             )
-            begun = time.perf_counter()
+            begun, busy = time.perf_counter(), busy_s()
             await pipeline.run(jobs, outcomes.append)
-            return Pass(warm_up_s, time.perf_counter() - begun, outcomes)
+            return Pass(warm_up_s, time.perf_counter() - begun, busy_s() - busy, outcomes)
 
 
 def figures_of(jobs: list[Job], cores: int, target: str, alone: Pass, ours: Pass) -> dict[str, Any]:
@@ -134,6 +146,7 @@ def figures_of(jobs: list[Job], cores: int, target: str, alone: Pass, ours: Pass
         "bound_s": bound,
         "wall_s": ours.wall_s,
         "job_cpu_s": ours.cpu_s,
+        "elsewhere_cpu_s": ours.busy_s - ours.cpu_s,
         "warm_up_s": ours.warm_up_s,
     }
     return {

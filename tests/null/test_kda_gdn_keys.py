@@ -150,7 +150,7 @@ def test_measured_counts_of_keys(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["h200", pytest.param("b200", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("target", ["h200", "b200"])
 def test_random_batches_need_nothing_beyond_the_universe(tmp_path: Path, target: str) -> None:
     found = run("random_batches", tmp_path, target)
 

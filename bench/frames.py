@@ -4,6 +4,9 @@ A frame is random bytes, or a valid message with bytes changed, cut, doubled, or
 an odd one of another type or size. They come by many connections, some of which never read. Memory is taken
 after ten thousand frames, when every table has met its kinds of junk, and after the last.
 
+A hello may name any cache directory that the daemon's user could make, and the daemon makes it. So as root it
+is run as a user who owns nothing else here.
+
     python bench/frames.py [--frames 1000000] [--seed 1] [--json FILE]
 """
 
@@ -54,6 +57,13 @@ FRAMES_A_CONNECTION = 150
 # After so many frames every connection that reads asks something and waits for the answer: a daemon takes the
 # frames of a connection in order, and all connections in turn, so it is never far behind.
 FRAMES_A_QUESTION = 5_000
+# A user without a name, who may read what root may, for the interpreter may lie anywhere.
+USER = 12345
+CAPABILITY = "-all,+dac_read_search"
+AS_USER = (
+    "setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", f"--inh-caps={CAPABILITY}",
+    f"--ambient-caps={CAPABILITY}",
+)  # fmt: skip
 # No noise asks by this number.
 QUESTION = 987_654_321
 ODD: tuple[Any, ...] = (
@@ -193,7 +203,11 @@ def run(place: Path, count: int, seed: int) -> dict[str, Any]:
     """Sends them all. Raises `Failed` when the daemon ends or no longer answers."""
     root = place / "cache"
     root.mkdir()
-    daemon = LiveDaemon(place, {"DG_JIT_CACHE_DIR": str(root)})
+    as_root = os.geteuid() == 0
+    daemon = LiveDaemon(place, {"DG_JIT_CACHE_DIR": str(root)}, AS_USER if as_root else ())
+    if as_root:
+        for path in (place, root, daemon.temporary):
+            os.chown(path, USER, USER)
     chance = random.Random(seed)
     frames = noise(chance, valid_frames(root))
     settled = 0

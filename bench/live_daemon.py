@@ -47,8 +47,12 @@ class Process(NamedTuple):
 class LiveDaemon:
     """The daemon of one directory. `start` may be called again after any end."""
 
-    def __init__(self, place: Path, environment: Mapping[str, str] = {}) -> None:
+    def __init__(
+        self, place: Path, environment: Mapping[str, str] = {}, prefix: tuple[str, ...] = ()
+    ) -> None:
         self.place = place
+        # What runs the daemon's command, as another user for example.
+        self._prefix = prefix
         self.address = f"ipc://{place}/daemon"
         self.temporary = place / "tmp"
         self.temporary.mkdir(exist_ok=True)
@@ -76,7 +80,7 @@ class LiveDaemon:
         self._log_begin = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "prefetchd", "serve"],
+                [*self._prefix, sys.executable, "-m", "prefetchd", "serve"],
                 env=self.environment, cwd=self.place, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         self.wait_for(self.served, START_S, "the daemon does not serve")

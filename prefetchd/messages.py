@@ -32,7 +32,8 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 # A fingerprint holds whole version texts of tools.
 LongText = Annotated[str, msgspec.Meta(max_length=16 * MAX_TEXT)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
+# Thirty years: no duration is longer, and a sum of such stays a number.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Blob = Annotated[bytes, msgspec.Meta(max_length=MAX_MESSAGE_BYTES)]
 Paths = Annotated[tuple[Text, ...], msgspec.Meta(max_length=256)]
 Fingerprint = Annotated[dict[Name, LongText], msgspec.Meta(max_length=256)]

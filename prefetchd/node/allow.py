@@ -24,6 +24,9 @@ ROOT_FIELDS = frozenset({"deep_jit.roots", "triton.root"})
 # A fingerprint's field that is a variable of the environment, such as `deep_jit.env.NVCC_APPEND_FLAGS`.
 VARIABLE_MARK = ".env."
 
+# `~/.triton/cache` is the deepest default of a library: two directories that its first use makes.
+MADE_LEVELS = 2
+
 
 class AllowList(msgspec.Struct, frozen=True, kw_only=True):
     """What is allowed. `interpreters` begins with the daemon's own."""
@@ -110,12 +113,14 @@ def own_library_directories() -> tuple[str, ...]:
 def directory_problem(text: str, uid: int) -> str | None:
     """Why a directory is not this user's alone to decide about; None if it is, or can be made so.
 
+    One that is not there yet, as a library's default before its first use, is made in a directory of this
+    user's own and not deeper than such a default lies: what a hello says shall not plant directories anywhere.
     Every directory on the way is looked at: whoever could replace one of them could lead us elsewhere.
     """
     path = Path(text)
     if not path.is_absolute() or os.path.normpath(text) != text or "\0" in text:
         return f"{text!r} is not an absolute path in its simplest form"
-    owner = -1
+    owner, deepest, open_to_all = -1, path, False
     for part in (*reversed(path.parents), path):
         try:
             found = part.lstat()
@@ -131,10 +136,14 @@ def directory_problem(text: str, uid: int) -> str | None:
             return f"{part} belongs to user {found.st_uid}, not to {uid}"
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             return f"{part} can be written by everyone"
-        owner = found.st_uid
-        if part == path and found.st_mode & stat.S_IWOTH:
-            return f"{part} can be written by everyone"
-    # Where the last ones are absent we make them, in a directory that must be ours then.
+        owner, deepest, open_to_all = found.st_uid, part, bool(found.st_mode & stat.S_IWOTH)
+    if deepest == path:
+        if open_to_all:
+            return f"{path} can be written by everyone"
+    elif open_to_all or deepest == Path(path.anchor):
+        return f"{path} is not there, and nothing is made in {deepest}, which is nobody's own"
+    elif len(path.relative_to(deepest).parts) > MADE_LEVELS:
+        return f"{path} is not there, nor is the directory that should hold it"
     return None if owner == uid else f"{text} does not lie in a directory of user {uid}"
 
 

@@ -153,7 +153,22 @@ def test_engine_that_is_pinned_nowhere_keeps_us_from_nothing() -> None:
 
 def test_own_directory_is_allowed_and_one_to_be_made_in_it(tmp_path: Path) -> None:
     assert directory_problem(str(tmp_path), os.getuid()) is None
-    assert directory_problem(str(tmp_path / "to/be/made"), os.getuid()) is None
+    assert directory_problem(str(tmp_path / "to/be"), os.getuid()) is None
+
+
+def test_nothing_is_made_deeper_than_a_librarys_default_lies(tmp_path: Path) -> None:
+    problem = directory_problem(str(tmp_path / "to/be/made"), os.getuid())
+
+    assert problem is not None
+    assert "is not there" in problem
+
+
+@pytest.mark.parametrize("place", ["/absent-cache", "/tmp/absent-cache"])
+def test_nothing_is_made_where_everybody_or_nobody_is_at_home(place: str) -> None:
+    problem = directory_problem(place, os.getuid())
+
+    assert problem is not None
+    assert not Path(place).exists()
 
 
 def test_link_anywhere_on_the_way_is_a_problem(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def directory_problem(text: str, uid: int) -> str | None:
     """Why a directory is not this user's alone to decide about; None if it is, or can be made so.
 
     One that is not there yet, as a library's default before its first use, is made in a directory of this
-    user's own and not deeper than such a default lies: what a hello says shall not plant directories anywhere.
+    user's own, not deeper than such a default lies: what a hello says shall not plant directories anywhere.
     Every directory on the way is looked at: whoever could replace one of them could lead us elsewhere.
     """
     path = Path(text)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from warming import MIXED, NEW, TOKENS, Bench, Line, Nvcc, Run, ended, make_templates, old_line
+from warming import MIXED, NEW, TOKENS, Bench, Line, Nvcc, Warmed, ended, make_templates, old_line
 
 
 @pytest.fixture(scope="session")
@@ -48,21 +47,6 @@ def bench(new_bench: Callable[..., Bench]) -> Bench:
 @pytest.fixture(params=["new", "old"])
 def line(request: pytest.FixtureRequest) -> Line:
     return NEW if request.param == "new" else old_line()
-
-
-@dataclass
-class Warmed:
-    """A cache filled once, and the runs that did it. Tests copy the cache before they change it."""
-
-    bench: Bench
-    dry: Run
-    first: Run
-
-    def copy(self, bench: Bench) -> Bench:
-        """`bench` with this cache's content and profile."""
-        shutil.copytree(self.bench.cache, bench.cache)
-        shutil.copy(self.bench.profile, bench.profile)
-        return bench
 
 
 @pytest.fixture(scope="session")

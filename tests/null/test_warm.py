@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Warmed
-from warming import NEW, TOKENS, Bench, Line, old_line, profile_text, site
+from warming import NEW, TOKENS, Bench, Line, Warmed, old_line, profile_text, site
 
 TARGETS = ("h200", "b200")
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Warmed
-from warming import NEW, SMALL_VARIANTS, TOKENS, Bench, Line, old_line
+from warming import NEW, SMALL_VARIANTS, TOKENS, Bench, Line, Warmed, old_line
 
 # No account has this number.
 STRANGER = 12345

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conftest import Warmed
-from warming import PREFETCHD, SMALL, SMALL_VARIANTS, TIME_LIMIT_S, Bench, Line, site
+from warming import PREFETCHD, SMALL, SMALL_VARIANTS, TIME_LIMIT_S, Bench, Line, Warmed, site
 
 SCRIPT = Path(__file__).with_name("crashing.py")
 # Not checked by the library: without C it reads through a null pointer.

@@ -277,3 +277,18 @@ def ended(process: subprocess.Popen[str]) -> Run:
         out, err = process.communicate()
         pytest.fail(f"the command did not end within {TIME_LIMIT_S} s: {err}")
     return Run(process.returncode, out, err)
+
+
+@dataclass
+class Warmed:
+    """A cache filled once, and the runs that did it. Tests copy the cache before they change it."""
+
+    bench: Bench
+    dry: Run
+    first: Run
+
+    def copy(self, bench: Bench) -> Bench:
+        """`bench` with this cache's content and profile."""
+        shutil.copytree(self.bench.cache, bench.cache)
+        shutil.copy(self.bench.profile, bench.profile)
+        return bench

@@ -7,6 +7,7 @@ is compiled and never starts a process itself: an executor (`executors.py`) runs
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -16,6 +17,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from prefetchd.shapelog import Record
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
@@ -49,6 +51,10 @@ class EntryState(StrEnum):
 
 class CompilerUnavailable(Exception):
     """This machine cannot compile or trace for this compiler; the text says what is missing and the fix."""
+
+
+class NotRebuildable(Exception):
+    """A record of a shape log cannot become a job here; the text names its field, the reason and the fix."""
 
 
 class ArtifactInvalid(Exception):
@@ -103,6 +109,13 @@ class Compiler(ABC):
     def notes(self) -> tuple[str, ...]:
         """What a person should know that is left to the engine though every variant is published."""
         return ()
+
+    def rebuild(self, record: Record) -> Job:
+        """The job of a record, from the record alone and without its provider. Raises `NotRebuildable`.
+
+        A record is a stranger's data: nothing in it is executed, and only its known form is accepted.
+        """
+        raise NotRebuildable(f"{record.compiler}: records of it are replayed through their requests only")
 
     @abstractmethod
     def capture(self, scratch: Path) -> AbstractContextManager[Capture]:
@@ -198,3 +211,9 @@ class ForkedCompiler(Compiler):
 def target_architecture(target: Target) -> str:
     """The architecture text of nvcc for a target, such as `sm_90`."""
     return f"sm_{target.capability}"
+
+
+def fingerprint_id(fingerprint: Mapping[str, str]) -> str:
+    """Names a whole fingerprint in 16 hexadecimal digits, the same on every machine where it is equal."""
+    text = "\0".join(f"{name}\0{value}" for name, value in sorted(fingerprint.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -68,7 +68,14 @@ class Daemon:
         self._node = Node(settings, own_allow_list(settings), secrets.token_hex(8))
         self._works = Works(self._node, self._spawn, lambda answer: self._reception.answer(answer))
         self._figures = Figures(self._node, self._works)
-        attaching = Attaching(self._node, os.getpid(), self._make_group, self._spawn, self._works.pump)
+        attaching = Attaching(
+            self._node,
+            os.getpid(),
+            self._make_group,
+            self._spawn,
+            self._works.pump,
+            joined=self._works.joined,
+        )
         self._attaching = attaching
         self._reception = Reception(
             self._node,
@@ -229,6 +236,8 @@ class Daemon:
             ),
         )
         self._helpers[group.name] = asyncio.create_task(group.helper.run())
+        for tell in self._node.group_made:
+            tell(group)
         return group
 
     def _compare(self, group: Group) -> None:

@@ -34,7 +34,10 @@ log = logging.getLogger("prefetchd.daemon")
 
 
 class Attaching:
-    """Handles hellos and profiles. `make_group` starts a group's helper, `pump` does what became possible."""
+    """Handles hellos and profiles. `make_group` starts a group's helper, `pump` does what became possible.
+
+    `joined` hears of a rank that was not in the group before, or comes back by a new connection.
+    """
 
     def __init__(
         self,
@@ -43,12 +46,14 @@ class Attaching:
         make_group: Callable[[Peer, Target], Group],
         spawn: Callable[..., object],
         pump: Callable[[], None],
+        joined: Callable[[Group, str], None],
     ) -> None:
         self._node = node
         self._pid = pid
         self._make_group = make_group
         self._spawn = spawn
         self._pump = pump
+        self._joined = joined
 
     @property
     def _most_groups(self) -> int:
@@ -108,6 +113,8 @@ class Attaching:
             group.leave(peer.rank, now)
             node.send(peer, Refused(text="too many ranks were attached; restart the daemon"))
             return False
+        if before is not group:
+            self._joined(group, peer.rank)
         self.report(peer, [*mismatches, *node.allow.differences(hello), *group.mismatches(hello)])
         return True
 
@@ -183,8 +190,7 @@ class Attaching:
         if group is not None and peer.local:
             known = tuple(name for name in universe.providers if name in installed_providers())
             group.want(known)
-            node.ready = False
-            node.expanding += 1
+            node.begin_expanding()
             self._spawn(self._expand(peer, group, universe, known))
 
     async def _expand(self, peer: Peer, group: Group, universe: Universe, names: tuple[str, ...]) -> None:
@@ -197,7 +203,7 @@ class Attaching:
             log.warning("the profile of %s cannot be used: %s", peer.rank, error)
             return
         finally:
-            node.expanding -= 1
+            node.end_expanding()
         if peer.rank is None or peer.generation != generation:
             return
         for name, found in sweeps.items():

@@ -17,19 +17,26 @@ import msgspec
 
 from prefetchd.broker.types import TraceOrder
 from prefetchd.compilers import COMPILERS, compiler_class
-from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.compilers.base import CompilerUnavailable, Job
 from prefetchd.compilers.triton_results import given_for
 from prefetchd.config import ENABLED_VARIABLE, Settings, compile_settings
 from prefetchd.node.allow import ROOT_FIELDS, AllowList, compare, root_mismatch
 from prefetchd.node.helpers import Helper, Limits
 from prefetchd.node.workshop import Workshop
-from prefetchd.protocol import Hello, Mismatch
+from prefetchd.protocol import Hello, Mismatch, Sweep
 from prefetchd.provider import PROVIDER_GROUP
 from prefetchd.targets import Target
 from prefetchd.trace import Ready, Report
 from prefetchd.tracer import Tracer
 
 Facts = dict[str, dict[str, str]]
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """What earlier runs compiled: jobs that need no trace, and by provider the requests that need one."""
+
+    jobs: tuple[Job, ...] = ()
+    requests: dict[str, tuple[Sweep, ...]] = {}
 
 
 class Group:
@@ -51,6 +58,8 @@ class Group:
         # Compiles and copies that run in its workshop.
         self.busy = 0
         self.providers: tuple[str, ...] = ()
+        # What every rank of the group gets from earlier runs, those that join later too.
+        self.replays: list[Replay] = []
         self._settings = settings
         self.environment = self._environment(admitted_roots(hello, allow))
         self.workshop = Workshop(target, self.environment, self.interpreter, settings, lambda: self.providers)

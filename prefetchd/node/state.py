@@ -55,9 +55,20 @@ class Node:
         self.plans_changed = False
         # Whether the universe and the replay of every engine so far were done; new ones make it false again.
         self.ready = True
-        # Profiles whose universe is being worked out.
+        # Profiles and logs from which it is being worked out what there is to do.
         self.expanding = 0
+        # Told of each new group, before the engine that it was made for is welcomed.
+        self.group_made: list[Callable[[Group], None]] = []
         self.stopping = False
+
+    def begin_expanding(self) -> None:
+        """More is to be done than the broker knows yet; `end_expanding` must follow before it can be ready."""
+        self.ready = False
+        self.expanding += 1
+
+    def end_expanding(self) -> None:
+        """The broker knows it now, or it came to nothing; whoever calls this pumps."""
+        self.expanding -= 1
 
     def send(self, peer: Peer, message: Message) -> bool:
         """Says something to a peer; one that has gone is detached, one that does not read must ask anew."""

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prefetchd.broker.types import Answer, Check, Compile, End, Publish, Slots, TraceOrder
+from prefetchd.broker.types import Answer, Check, Compile, End, Priority, Publish, Slots, TraceOrder
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job
 from prefetchd.cores import usable_cores
 from prefetchd.node.compiles import look
-from prefetchd.node.groups import Group
+from prefetchd.node.groups import Group, Replay
 from prefetchd.node.peers import Peer
 from prefetchd.node.state import Node
 from prefetchd.node.workshop import Workshop
@@ -99,6 +99,36 @@ class Works:
         while self._publishing < PUBLISHES_AT_ONCE and (copy := broker.next_publish(now)):
             self._publishing += 1
             self._spawn(self._publish(copy))
+
+    # Replay.
+
+    def replay(self, group: Group, replay: Replay) -> None:
+        """Every rank of the group, also one that joins later, gets what earlier runs compiled.
+
+        At replay priority: behind what is scheduled to run, before the universe, the dearest first. `/ready`
+        waits until each of it is published or failed. Jobs need no helper; requests start the group's. The
+        caller bounds what it hands in, and brackets the reading of its logs with `Node.begin_expanding` and
+        `end_expanding`. `Node.group_made` tells of a new group; its `workshop.compiler(name)` rebuilds
+        records.
+        """
+        group.replays.append(replay)
+        for rank in group.ranks:
+            self._replay_to(group, rank, replay)
+        self.pump()
+
+    def joined(self, group: Group, rank: str) -> None:
+        """The rank is of this group from now on."""
+        for replay in group.replays:
+            self._replay_to(group, rank, replay)
+
+    def _replay_to(self, group: Group, rank: str, replay: Replay) -> None:
+        broker, now = self._node.broker, self._node.clock()
+        self._node.ready = False
+        broker.plan_jobs(rank, replay.jobs, Priority.REPLAY, now)
+        for provider, sweeps in replay.requests.items():
+            broker.plan(rank, provider, sweeps, Priority.REPLAY, now)
+        if replay.requests:
+            group.want(tuple(replay.requests))
 
     # Traces, called by the helpers.
 

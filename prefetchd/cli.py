@@ -11,10 +11,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeVar, cast
+from typing import TextIO, cast
 
 import click
 import msgspec
@@ -22,114 +20,22 @@ from rich.console import Console
 
 from prefetchd import __version__
 from prefetchd.collect import Collected, collect
-from prefetchd.compilers.base import CompilerUnavailable
-from prefetchd.config import MOST_TOKENS, ConfigError, Settings, compile_settings, load_settings
+from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
-from prefetchd.null_device.guard import NullDeviceBroken
+from prefetchd.model_options import ModelChoice, model_options, named_target
 from prefetchd.null_device.launcher import run_on_null_device
-from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
+from prefetchd.plain_errors import plain_errors
+from prefetchd.profiles import Profile, ProfileError, write_profile
 from prefetchd.progress import Live, Plain, Progress, Silent, Unbroken
-from prefetchd.provider import Provider, UnknownProvider, load_providers
+from prefetchd.provider import Provider, load_providers
 from prefetchd.run import run_command
-from prefetchd.serve_commands import EXPECTED as EXPECTED_OF_THE_DAEMON
-from prefetchd.serve_commands import register
-from prefetchd.store import StoreUnwritable
-from prefetchd.targets import Target, TargetError, load_target, preset_names, probe_target
-from prefetchd.tracer import HelperFailed
+from prefetchd.serve_commands import keygen_command, serve_command, stats_command, top_command
 from prefetchd.warm import WarmPlan, uncovered_lines, warm
-from prefetchd.winners import WinnersUnreadable, append_winners, read_winners
+from prefetchd.winners import append_winners, read_winners
 
 # What a person reads at the end; the whole list is in --json.
 SHOWN_PROBLEMS = 10
-
-# Each of these says in its text what was wrong and what to do; a traceback would only hide it.
-EXPECTED = (
-    CompilerUnavailable,
-    ConfigError,
-    HelperFailed,
-    NullDeviceBroken,
-    ProfileError,
-    StoreUnwritable,
-    TargetError,
-    UnknownProvider,
-    WinnersUnreadable,
-    *EXPECTED_OF_THE_DAEMON,
-)
-
-Parameters = ParamSpec("Parameters")
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _plain_errors(command: Callable[Parameters, int]) -> Callable[Parameters, None]:
-    """Turns expected errors into one line and status 2, an interrupt into status 130."""
-
-    @wraps(command)
-    def wrapped(*arguments: Parameters.args, **options: Parameters.kwargs) -> None:
-        try:
-            status = command(*arguments, **options)
-        except EXPECTED as error:
-            click.echo(f"prefetchd: {error}", err=True)
-            status = 2
-        except BrokenPipeError:
-            # Whoever read our output has ended; click knows what to do.
-            raise
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            click.echo(f"prefetchd: {where}{error.strerror or error}", err=True)
-            status = 2
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            click.echo("prefetchd: interrupted; what is published stays", err=True)
-            status = 130
-        sys.exit(status)
-
-    return wrapped
-
-
-# Which model on which device, for every command that traces all it can launch.
-MODEL_OPTIONS = (
-    click.option(
-        "--target",
-        help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. "
-        "Default: this machine's GPU.",
-    ),
-    click.option(
-        "--model",
-        type=click.Path(path_type=Path, exists=True),
-        help="A model's config.json, or the directory that holds it.",
-    ),
-    click.option(
-        "--profile", type=click.Path(path_type=Path, exists=True), help="A .profile.toml instead of --model."
-    ),
-    click.option("--tp", type=click.IntRange(1), default=1, show_default=True, help="Tensor parallel size."),
-    click.option("--ep", type=click.IntRange(1), default=1, show_default=True, help="Expert parallel size."),
-    click.option("--dp", type=click.IntRange(1), default=1, show_default=True, help="Data parallel size."),
-    click.option(
-        "--quantization", help="fp8 or bf16, where the configuration does not say what the engine runs."
-    ),
-    click.option(
-        "--context-tokens",
-        type=click.IntRange(1),
-        help="Tokens of cached context one MLA prefill step may expand.",
-    ),
-    click.option(
-        "--max-tokens",
-        type=click.IntRange(1, MOST_TOKENS),
-        help="Largest batch of the scheduler, in tokens. Default: 8192.",
-    ),
-    click.option(
-        "--provider",
-        "providers",
-        multiple=True,
-        help="Kernel family; may be repeated. Default: all installed.",
-    ),
-)
-
-
-def _model_options(command: Command) -> Command:
-    for option in reversed(MODEL_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,7 +45,7 @@ def main() -> None:
 
 
 @main.command("warm")
-@_model_options
+@model_options
 @click.option(
     "--jobs",
     type=click.IntRange(0),
@@ -164,18 +70,9 @@ def main() -> None:
     "--write-profile", type=click.Path(path_type=Path), help="Write the model's profile there and stop."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-@_plain_errors
+@plain_errors()
 def warm_command(
-    target: str | None,
-    model: Path | None,
-    profile: Path | None,
-    tp: int,
-    ep: int,
-    dp: int,
-    quantization: str | None,
-    context_tokens: int | None,
-    max_tokens: int | None,
-    providers: tuple[str, ...],
+    choice: ModelChoice,
     jobs: int | None,
     libcuda_dir: str | None,
     dry_run: bool,
@@ -185,14 +82,12 @@ def warm_command(
     as_json: bool,
 ) -> int:
     """Trace all that a model can launch, compile what the cache lacks, and prove that nothing is missing."""
-    settings = _overridden(load_settings(), max_tokens=max_tokens, jobs=jobs, libcuda_dir=libcuda_dir)
-    sites = _profile(
-        model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
-    )
+    settings = _overridden(load_settings(), max_tokens=choice.max_tokens, jobs=jobs, libcuda_dir=libcuda_dir)
+    sites = choice.sites()
     if write_profile is not None:
         _write_profile(sites, write_profile)
         return 0
-    name, device = _target(target or settings.target)
+    name, device = choice.device(settings)
     if fla_config_dir is not None and winners is None:
         raise click.UsageError("--fla-config-dir is filled from measured winners: give --winners FILE too")
     known, skipped = read_winners(winners) if winners else (None, [])
@@ -205,7 +100,7 @@ def warm_command(
         winners=None if known is None else tuple(known),
         fla_config_dir=fla_config_dir.absolute() if fla_config_dir else None,
     )
-    coverage = asyncio.run(_warm(plan, load_providers(providers), settings, _progress(as_json)))
+    coverage = asyncio.run(_warm(plan, load_providers(choice.providers), settings, _progress(as_json)))
     coverage.notes[:0] = skipped
     if as_json:
         click.echo(msgspec.json.encode(coverage))
@@ -220,7 +115,7 @@ def winners_group() -> None:
 
 
 @winners_group.command("collect")
-@_model_options
+@model_options
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -234,18 +129,9 @@ def winners_group() -> None:
     help="File to add the winners to.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-@_plain_errors
+@plain_errors()
 def collect_command(
-    target: str | None,
-    model: Path | None,
-    profile: Path | None,
-    tp: int,
-    ep: int,
-    dp: int,
-    quantization: str | None,
-    context_tokens: int | None,
-    max_tokens: int | None,
-    providers: tuple[str, ...],
+    choice: ModelChoice,
     cache: Path | None,
     out: Path,
     as_json: bool,
@@ -254,18 +140,18 @@ def collect_command(
 
     The engine's files do not say on which GPU they were measured: the target does, so name the engine's own.
     """
-    settings = _overridden(load_settings(), max_tokens=max_tokens)
-    sites = _profile(
-        model, profile, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
-    )
-    name, device = _target(target or settings.target)
+    settings = _overridden(load_settings(), max_tokens=choice.max_tokens)
+    sites = choice.sites()
+    name, device = choice.device(settings)
     plan = WarmPlan(
         target_name=name, target=device, profile=sites, max_tokens=settings.max_tokens, dry_run=True
     )
     environment = compile_settings(settings, os.environ)
     if cache is not None:
         environment["TRITON_CACHE_DIR"] = str(cache.absolute())
-    found = asyncio.run(collect(plan, load_providers(providers), settings, environment, _progress(as_json)))
+    found = asyncio.run(
+        collect(plan, load_providers(choice.providers), settings, environment, _progress(as_json))
+    )
     added = append_winners(out, found.winners)
     if as_json:
         click.echo(msgspec.json.encode({"out": str(out), "added": added, **msgspec.to_builtins(found)}))
@@ -278,19 +164,20 @@ def collect_command(
 @click.option("--target", help="Device that seems to be there. Default: this machine's GPU.")
 @click.option("--integer-ops", is_flag=True, help="Compute small integer operators for real.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@_plain_errors
+@plain_errors()
 def null_command(target: str | None, integer_ops: bool, command: tuple[str, ...]) -> int:
     """Run any program on the null device: prefetchd null --target h200 -- python script.py."""
-    _, device = _target(target or load_settings().target)
+    _, device = named_target(target or load_settings().target)
     run_on_null_device(device, command, integer_ops=integer_ops)
 
 
-main.add_command(run_command)
+for command in (run_command, serve_command, stats_command, top_command, keygen_command):
+    main.add_command(command)
 
 
 @main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-@_plain_errors
+@plain_errors()
 def doctor_command(as_json: bool) -> int:
     """Check each thing that must be right on this machine, with what was found and what to do."""
     findings = examine(os.environ)
@@ -299,9 +186,6 @@ def doctor_command(as_json: bool) -> int:
     else:
         render(findings, Console())
     return 0 if findings.ok else 1
-
-
-register(main, _plain_errors)
 
 
 async def _warm(
@@ -322,26 +206,6 @@ def _overridden(settings: Settings, **values: int | str | None) -> Settings:
     )
 
 
-def _profile(
-    model: Path | None,
-    profile: Path | None,
-    *,
-    tp: int,
-    ep: int,
-    dp: int,
-    quantization: str | None,
-    context_tokens: int | None,
-) -> Profile:
-    if (model is None) == (profile is None):
-        raise click.UsageError("give one of --model config.json and --profile FILE.profile.toml")
-    if profile is not None:
-        return read_profile(profile)
-    assert model is not None
-    return profile_from_config(
-        model, tp=tp, ep=ep, dp=dp, quantization=quantization, context_tokens=context_tokens
-    )
-
-
 def _write_profile(profile: Profile, path: Path) -> None:
     try:
         write_profile(profile, path)
@@ -350,18 +214,6 @@ def _write_profile(profile: Profile, path: Path) -> None:
             f"{path}: cannot be written: {error.strerror}; name a file in a directory of your own"
         ) from error
     click.echo(f"wrote {path}: {len(profile.gemms)} GEMM sites", err=True)
-
-
-def _target(name: str | None) -> tuple[str, Target]:
-    if name is not None:
-        return name, load_target(name)
-    try:
-        target = probe_target()
-    except TargetError as error:
-        raise TargetError(
-            f"no --target given and no GPU to ask: {error}; name one of {', '.join(preset_names())}"
-        ) from error
-    return target.name, target
 
 
 def _progress(as_json: bool) -> Progress:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import click
 import msgspec
@@ -19,57 +17,55 @@ from prefetchd.node.door import DoorError
 from prefetchd.node.http import AddressError
 from prefetchd.node.lock import AlreadyRunning
 from prefetchd.node.tcp import KeysError, generate_keys, keys_directory
+from prefetchd.plain_errors import plain_errors
 from prefetchd.top import NoDaemon, ask_stats, show_stats, watch
 
 EXPECTED = (AddressError, AlreadyRunning, DoorError, EndpointError, KeysError, NoDaemon)
 
 
-def register(main: click.Group, plain_errors: Callable[[Callable[..., int]], Callable[..., None]]) -> None:
-    """Adds the commands to the command line, with its way of turning errors into text and status."""
+@click.command("serve")
+@click.option("--verbose", is_flag=True, help="Say more of what happens, on standard error.")
+@plain_errors(*EXPECTED)
+def serve_command(verbose: bool) -> int:
+    """Run the daemon of this node: engines attach to it, it compiles ahead for them."""
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s: %(message)s",
+        stream=sys.stderr,
+    )
+    serve(load_settings(), os.environ)
+    return 0
 
-    @main.command("serve")
-    @click.option("--verbose", is_flag=True, help="Say more of what happens, on standard error.")
-    @plain_errors
-    def serve_command(verbose: bool) -> int:
-        """Run the daemon of this node: engines attach to it, it compiles ahead for them."""
-        logging.basicConfig(
-            level=logging.DEBUG if verbose else logging.INFO,
-            format="%(asctime)s %(name)s %(levelname)s: %(message)s",
-            stream=sys.stderr,
-        )
-        serve(load_settings(), os.environ)
-        return 0
 
-    @main.command("stats")
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-    @plain_errors
-    def stats_command(as_json: bool) -> int:
-        """Show the figures of the running daemon."""
-        stats = ask_stats(find_endpoint(os.environ, load_settings().endpoint))
-        if as_json:
-            click.echo(msgspec.json.encode(msgspec.to_builtins(stats)))
-        else:
-            show_stats(stats, Console())
-        return 0
+@click.command("stats")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@plain_errors(*EXPECTED)
+def stats_command(as_json: bool) -> int:
+    """Show the figures of the running daemon."""
+    stats = ask_stats(find_endpoint(os.environ, load_settings().endpoint))
+    if as_json:
+        click.echo(msgspec.json.encode(msgspec.to_builtins(stats)))
+    else:
+        show_stats(stats, Console())
+    return 0
 
-    @main.command("top")
-    @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
-    @plain_errors
-    def top_command(interval: float) -> int:
-        """Watch the running daemon."""
-        watch(find_endpoint(os.environ, load_settings().endpoint), Console(), interval)
-        return 0
 
-    @main.command("keygen")
-    @plain_errors
-    def keygen_command() -> int:
-        """Make this node's pair of CURVE keys, for daemons and clients that meet by TCP."""
-        directory = keys_directory(load_settings(), os.environ)
-        public = generate_keys(directory)
-        click.echo(f"wrote {directory}/daemon.key and daemon.key_secret")
-        click.echo("add to prefetchd.toml of those who may talk to it:")
-        click.echo(f'allow_peers = ["{public}"]')
-        return 0
+@click.command("top")
+@click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
+@plain_errors(*EXPECTED)
+def top_command(interval: float) -> int:
+    """Watch the running daemon."""
+    watch(find_endpoint(os.environ, load_settings().endpoint), Console(), interval)
+    return 0
 
-    registered: tuple[Any, ...] = (serve_command, stats_command, top_command, keygen_command)
-    assert len(registered) == 4
+
+@click.command("keygen")
+@plain_errors(*EXPECTED)
+def keygen_command() -> int:
+    """Make this node's pair of CURVE keys, for daemons and clients that meet by TCP."""
+    directory = keys_directory(load_settings(), os.environ)
+    public = generate_keys(directory)
+    click.echo(f"wrote {directory}/daemon.key and daemon.key_secret")
+    click.echo("add to prefetchd.toml of those who may talk to it:")
+    click.echo(f'allow_peers = ["{public}"]')
+    return 0

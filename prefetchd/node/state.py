@@ -62,7 +62,7 @@ class Node:
         self.stopping = False
 
     def begin_expanding(self) -> None:
-        """More is to be done than the broker knows yet; `end_expanding` must follow before it can be ready."""
+        """More is to be done than the broker knows yet: it is not ready before `end_expanding`."""
         self.ready = False
         self.expanding += 1
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from prefetchd import cli
+from prefetchd import cli, model_options
 from prefetchd.compilers.base import CompilerUnavailable
 from prefetchd.coverage import Coverage, Problem, ProviderCoverage, RequestDetail
 from prefetchd.profiles import read_profile
@@ -180,7 +180,7 @@ def test_without_a_target_and_without_a_gpu_the_presets_are_named(monkeypatch: p
     def probe() -> Target:
         raise TargetError("libcuda.so.1 is not there")
 
-    monkeypatch.setattr(cli, "probe_target", probe)
+    monkeypatch.setattr(model_options, "probe_target", probe)
 
     done = run("warm", "--model", str(MODEL))
 

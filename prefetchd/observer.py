@@ -1,0 +1,391 @@
+"""What the engine compiled itself, and why: pure bookkeeping, told by one thin adaptor a compile system.
+
+The subtle rule is what counts as an *engine compile*: only what an adaptor reports by `started` and `ended`.
+A variant found on disk (`hit`), a module load and a benchmark of a tuner are none, however long they take. A
+compile is judged at its start, because what is published while it runs was late and not overlooked: published
+for this engine before and compiled all the same is a *mismatch*, asked for and not there yet is *late*,
+anything else is *unplanned*.
+
+Clock and sink are passed in, and nothing here reads a file or a socket. Every method may be called from any
+thread and raises nothing into its caller, with one exception that is asked for: `enforce`, in fail-fast mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple, Protocol, cast
+
+from prefetchd.guard import Guard, guarded
+from prefetchd.observing.changes import UNBOUNDED_AFTER, Changes
+from prefetchd.protocol import Event, MalformedRequest, encode_request, request_from_fields
+from prefetchd.shapelog import Cause, Record
+from prefetchd.winners import Winner
+
+log = logging.getLogger("prefetchd")
+
+# Compiles that run at once are as many as threads; more open ones than this were never ended.
+MAX_OPEN = 1024
+# Variants of which a record was made. Every model we know has far below ten thousand.
+MAX_SEEN = 65536
+# What a reader of records and messages accepts.
+MAX_NAME, MAX_TEXT = 1024, 4096
+
+# What happens at an engine compile: nothing but the record, a line in the log, or an exception in the engine.
+OnCompile = Literal["ignore", "warn", "error"]
+NO_PARTS: Mapping[str, str] = {}
+
+
+class EngineCompiled(RuntimeError):
+    """In fail-fast mode: the engine compiled a kernel itself; the text says which, where and why."""
+
+
+class Reason(StrEnum):
+    """Why an engine compiled, or (`PLANNED`) did not need to."""
+
+    PLANNED = "planned"
+    LATE = "late"
+    UNPLANNED = "unplanned"
+    MISMATCH = "mismatch"
+    DAEMON_DOWN = "daemon_down"
+
+
+class Knowledge(Protocol):
+    """What this process knows of its daemon."""
+
+    def reachable(self) -> bool:
+        """Whether a daemon answers; False only where one was expected."""
+        ...
+
+    def published(self, compiler: str, key: str) -> bool:
+        """Whether it said that this variant lies where the engine looks."""
+        ...
+
+    def asked(self, request: Mapping[str, Any]) -> bool:
+        """Whether this request, by its wire fields, was asked for ahead."""
+        ...
+
+    def mismatched(self) -> bool:
+        """Whether it said that its keys differ from this engine's."""
+        ...
+
+
+class Alone:
+    """The knowledge of an engine without a daemon: nobody promised anything, so nothing is late."""
+
+    def reachable(self) -> bool:
+        """Nobody is missing."""
+        return True
+
+    def published(self, compiler: str, key: str) -> bool:
+        """Nothing is."""
+        return False
+
+    def asked(self, request: Mapping[str, Any]) -> bool:
+        """Nothing was."""
+        return False
+
+    def mismatched(self) -> bool:
+        """There is nothing to differ from."""
+        return False
+
+
+class Started(NamedTuple):
+    """One compile that runs; `at` by the wall clock. What a hang is attributed by."""
+
+    token: int
+    compiler: str
+    key: str
+    digest: str
+    site: str
+    at: float
+    # Whether the variant was said to be published before it began.
+    published: bool
+
+
+class Sink(Protocol):
+    """Where reports go. Called on the engine's thread, so each returns at once; failures are caught."""
+
+    def began(self, started: Started) -> None:
+        """A compile runs; to be seen from outside even if it never ends."""
+        ...
+
+    def over(self, token: int) -> None:
+        """It runs no more."""
+        ...
+
+    def record(self, record: Record) -> None:
+        """A variant first seen. Fingerprint, host, rank and device are for the sink to fill in."""
+        ...
+
+    def event(self, event: Event) -> None:
+        """For the daemon."""
+        ...
+
+    def winner(self, winner: Winner) -> None:
+        """An outcome measured by the engine's tuner."""
+        ...
+
+
+class Observer:
+    """One process's account of what was compiled in it."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        knowledge: Knowledge | None = None,
+        *,
+        on_compile: OnCompile = "ignore",
+        site: Callable[[], str] = lambda: "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.guard = Guard()
+        self.knowledge: Knowledge = knowledge or Alone()
+        self.on_compile: OnCompile = on_compile
+        self._sink, self._site, self._clock = sink, site, clock
+        self._tokens = itertools.count(1)
+        # Only around steps of dictionaries; reentrant, since a signal handler may compile too.
+        self._lock = threading.RLock()
+        self._open: OrderedDict[int, Started] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._changes = Changes()
+        self._figures: dict[str, float] = {}
+        self._verdicts = threading.local()
+
+    @guarded(0)
+    def started(self, compiler: str, *, key: str = "", digest: str = "", site: str = "") -> int:
+        """A compile begins in this thread. The token names it until `ended`; 0 names none."""
+        published = bool(key) and self.knowledge.published(compiler, key)
+        started = Started(
+            token=next(self._tokens),
+            compiler=compiler,
+            key=key[:MAX_NAME],
+            digest=digest[:MAX_NAME],
+            site=(site or self._site())[:MAX_TEXT],
+            at=self._clock(),
+            published=published,
+        )
+        with self._lock:
+            self._open[started.token] = started
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+        self._sink.began(started)
+        if started.key or started.digest:
+            self._sink.event(_event(started, "started"))
+        return started.token
+
+    @guarded(None)
+    def ended(
+        self,
+        token: int,
+        *,
+        seconds: float,
+        ok: bool = True,
+        key: str = "",
+        digest: str = "",
+        provider: str = "",
+        request: dict[str, Any] | None = None,
+        rebuild: dict[str, Any] | None = None,
+        parts: Mapping[str, str] = NO_PARTS,
+    ) -> None:
+        """That compile is over. What was not known at its start is told now; `parts` is the key by field."""
+        with self._lock:
+            started = self._open.pop(token, None)
+        if started is None:
+            return
+        self._sink.over(token)
+        named = started._replace(
+            key=key[:MAX_NAME] or started.key, digest=digest[:MAX_NAME] or started.digest
+        )
+        reason = self._reason(named, request)
+        with self._lock:
+            self._count(named.compiler, reason, seconds)
+            first = self._first(named)
+            changed, unbounded = self._changes.add(named.compiler, parts) if first else ("", [])
+        self._verdict(named, reason, seconds, changed)
+        # By the name it was announced with: to the daemon another name is another compile.
+        told = started if started.key or started.digest else named
+        if told is named and (named.key or named.digest):
+            self._sink.event(_event(named, "started"))
+        if told.key or told.digest:
+            self._sink.event(_event(told, "ended", seconds=seconds, ok=ok, request=_encoded(request)))
+        for field in unbounded:
+            _warn_of_unbounded(named, field, parts)
+        if first:
+            self._sink.record(
+                Record(
+                    compiler=named.compiler,
+                    key=named.key,
+                    fingerprint="",
+                    job_digest=named.digest,
+                    cause=_cause(reason, request is not None and self.knowledge.asked(request)),
+                    seconds=seconds,
+                    ok=ok,
+                    at=named.at,
+                    site=named.site,
+                    changed=changed[:MAX_TEXT],
+                    provider=provider,
+                    request=request,
+                    rebuild=rebuild,
+                )
+            )
+
+    @guarded(None)
+    def hit(self, compiler: str, key: str) -> None:
+        """Found on disk: never an engine compile. One that the daemon published is a planned hit."""
+        planned = self.knowledge.published(compiler, key)
+        started = Started(0, compiler, key[:MAX_NAME], "", "", self._clock(), planned)
+        with self._lock:
+            self._add(f"{compiler}.hits")
+            if planned:
+                self._add(f"{compiler}.{Reason.PLANNED}")
+            first = self._first(started)
+        if first:
+            self._sink.event(_event(started, "hit"))
+        if first and planned:
+            self._sink.record(
+                Record(compiler=compiler, key=started.key, fingerprint="", cause="planned", at=started.at)
+            )
+
+    @guarded(None)
+    def loaded(self, compiler: str, key: str, seconds: float) -> None:
+        """A module was loaded onto the device."""
+        with self._lock:
+            self._add(f"{compiler}.loads")
+            self._add(f"{compiler}.load_seconds", seconds)
+        self._sink.event(Event(what="load", compiler=compiler, key=key[:MAX_NAME], seconds=max(seconds, 0.0)))
+
+    @guarded(None)
+    def benchmarked(self, compiler: str, name: str, seconds: float, winner: Winner | None = None) -> None:
+        """A tuner measured its candidates for `name`; the winner is kept for the next start."""
+        with self._lock:
+            self._add(f"{compiler}.benchmarks")
+            self._add(f"{compiler}.benchmark_seconds", seconds)
+        if self.on_compile != "ignore":
+            log.warning("prefetchd: the engine benchmarked %s (%s) for %.2f s", name, compiler, seconds)
+        if winner is not None:
+            self._sink.winner(winner)
+
+    def enforce(self) -> None:
+        """In fail-fast mode, raises `EngineCompiled` for a compile that ended in this thread since last time.
+
+        An adaptor calls it as its very last step, outside of whatever guards it: this is the one exception
+        that is meant to reach the engine.
+        """
+        text = getattr(self._verdicts, "text", "")
+        if text:
+            self._verdicts.text = ""
+            raise EngineCompiled(text)
+
+    def running(self) -> list[Started]:
+        """The compiles that have begun and not ended, oldest first."""
+        with self._lock:
+            return list(self._open.values())
+
+    def figures(self) -> dict[str, float]:
+        """Counts and seconds by `compiler.what`, for people and metrics."""
+        with self._lock:
+            return dict(self._figures)
+
+    def forget_parent(self) -> None:
+        """In a forked child: what the parent compiles is not ours, and its lock may be held for ever."""
+        self._lock = threading.RLock()
+        self._open, self._figures = OrderedDict(), {}
+        self._verdicts = threading.local()
+
+    def _reason(self, compile_: Started, request: Mapping[str, Any] | None) -> Reason:
+        known = self.knowledge
+        if not known.reachable():
+            return Reason.DAEMON_DOWN
+        if compile_.published:
+            return Reason.MISMATCH
+        asked = request is not None and known.asked(request)
+        if asked or (compile_.key and known.published(compile_.compiler, compile_.key)):
+            return Reason.MISMATCH if known.mismatched() else Reason.LATE
+        return Reason.UNPLANNED
+
+    def _verdict(self, compile_: Started, reason: Reason, seconds: float, changed: str) -> None:
+        if self.on_compile == "ignore":
+            return
+        name = compile_.key or compile_.digest or "(no name)"
+        text = (
+            f"the engine compiled {compile_.compiler} {name} itself in {seconds:.2f} s ({reason}), "
+            f"called from {compile_.site or 'an unknown place'}{f'; {changed}' if changed else ''}"
+        )
+        log.warning("prefetchd: %s", text)
+        if self.on_compile == "error":
+            self._verdicts.text = (
+                f"{text}. PREFETCHD_ON_ENGINE_COMPILE=error forbids that: warm or replay this variant before "
+                "the engine serves, or set the variable to warn"
+            )
+
+    def _first(self, compile_: Started) -> bool:
+        """Whether this variant is new here; one without any name always is."""
+        name = compile_.key or compile_.digest
+        if not name:
+            return True
+        if (compile_.compiler, name) in self._seen:
+            return False
+        self._seen[compile_.compiler, name] = None
+        if len(self._seen) > MAX_SEEN:
+            self._seen.popitem(last=False)
+        return True
+
+    def _count(self, compiler: str, reason: Reason, seconds: float) -> None:
+        self._add(f"{compiler}.compiles")
+        self._add(f"{compiler}.{reason}")
+        self._add(f"{compiler}.compile_seconds", seconds)
+
+    def _add(self, name: str, amount: float = 1) -> None:
+        self._figures[name] = self._figures.get(name, 0) + amount
+
+
+def _event(
+    started: Started, what: Literal["started", "ended", "hit"], *, seconds: float = 0.0, ok: bool = True,
+    request: bytes = b"",
+) -> Event:  # fmt: skip
+    return Event(
+        what=what,
+        compiler=started.compiler,
+        key=started.key,
+        digest=started.digest,
+        seconds=max(seconds, 0.0),
+        ok=ok,
+        request=request,
+        site=started.site,
+    )
+
+
+def _encoded(request: Mapping[str, Any] | None) -> bytes:
+    if request is None:
+        return b""
+    try:
+        return encode_request(request_from_fields(request))
+    except (MalformedRequest, TypeError, ValueError):
+        # For people: the record holds it as it is.
+        return b""
+
+
+def _cause(reason: Reason, asked: bool) -> Cause:
+    """A log says what was planned; that no daemon was there to do it is a matter of the moment."""
+    if reason is Reason.DAEMON_DOWN:
+        return "late" if asked else "unplanned"
+    return cast(Cause, reason.value)
+
+
+def _warn_of_unbounded(compile_: Started, field: str, parts: Mapping[str, str]) -> None:
+    log.warning(
+        "prefetchd: %s %s: field %s of its key has taken more than %d values that are no power of two "
+        "(now %s), each a compile of its own; round or pad it, or keep it out of the key, in %s",
+        compile_.compiler,
+        parts.get("kernel", compile_.key),
+        field,
+        UNBOUNDED_AFTER,
+        parts.get(field, ""),
+        compile_.site or "its caller",
+    )

@@ -77,6 +77,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # The model's profile file, for engines that do not hand one to `attach`.
     profile: str | None = None
 
+    # Where shape logs lie; unset: `prefetchd` in $XDG_STATE_HOME, else in ~/.local/state.
+    log_dir: str | None = None
+    # A shape log stops growing there: some ten thousand records with their sources.
+    log_max_mb: Positive = 64
+
     # Where the daemon shows its metrics and its readiness: host:port; "off": nowhere.
     metrics: str = "127.0.0.1:9464"
     # A second door of the daemon, for other nodes: tcp://host:port. Needs `keygen` and `allow_peers`.

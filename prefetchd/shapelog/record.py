@@ -1,4 +1,8 @@
-"""The shape log's record: one line for each variant first seen, enough to compile it again elsewhere.
+"""The shape log's lines: a record for each variant first seen, enough to compile it again elsewhere.
+
+Beside records a log holds lines of other kinds, which name their kind first: that a compile began, so that a
+hang or a kill in the middle of one can be told, and that a variant was published, for the timeline. They
+lack what every record has, so a reader that knows records alone reports and skips them.
 
 A record outlives the process, the release and the machine that wrote it, so each line carries its own
 version, fields a reader does not know are ignored, and a line that cannot be read is reported and skipped,
@@ -7,6 +11,7 @@ never a reason to lose the others. Everything in it is data from a stranger: bou
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -21,7 +26,10 @@ MAX_LINE_BYTES = 1 << 20
 Cause = Literal["planned", "late", "unplanned", "mismatch"]
 
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+MAX_TEXT = 4096
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+# What every JSON reader holds exactly.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
@@ -47,11 +55,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # When it began, in seconds since 1970, by the wall clock of `host`.
     at: float = 0.0
     host: Name = ""
-    rank: Annotated[int, msgspec.Meta(ge=0)] = 0
+    rank: Count = 0
+    # Which process and which of its compiles it was: the `process` and `token` of its `Started` line.
+    process: Name = ""
+    token: Count = 0
     # The device it was compiled for: the driver's name, compute capability (90 is 9.0), multiprocessors.
     gpu: Name = ""
-    capability: Annotated[int, msgspec.Meta(ge=0)] = 0
-    sm_count: Annotated[int, msgspec.Meta(ge=0)] = 0
+    capability: Count = 0
+    sm_count: Count = 0
     # For people: the caller's place in the source, and how the key differs from the nearest one known.
     site: Text = ""
     changed: Text = ""
@@ -67,19 +78,107 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.compiler, self.key or self.job_digest, self.fingerprint)
 
 
+class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="started"):
+    """A compile began in the engine; the record of the same `process` and `token` is its end.
+
+    Whoever writes it writes that record too, though the variant was seen before: one without is a compile
+    that hangs, or in the middle of which the process was killed.
+    """
+
+    compiler: Name
+    token: Count
+    key: Name = ""
+    job_digest: Name = ""
+    at: float = 0.0
+    host: Name = ""
+    rank: Count = 0
+    process: Name = ""
+    site: Text = ""
+
+
+class Published(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="published"
+):
+    """A variant became visible to this rank without its doing; `seconds` is what that took, if known."""
+
+    compiler: Name
+    key: Name
+    at: float = 0.0
+    seconds: Seconds = 0.0
+    host: Name = ""
+    rank: Count = 0
+    process: Name = ""
+
+
+# What msgspec raises for bad bytes: its own errors, broken UTF-8, nesting too deep, numbers out of range.
+_BAD_BYTES = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
+
+# What a line of a log may be.
+Line = Record | Started | Published
+
+# Every kind but the record; its line begins with it.
+_KIND_PREFIX = b'{"kind":'
+
+
+class _KindOnly(msgspec.Struct):
+    kind: str
+
+
+_decoder = msgspec.json.Decoder(Record)
+_kinds: msgspec.json.Decoder[Started | Published] = msgspec.json.Decoder(Started | Published)
+
+
+class UnknownKind(RecordError):
+    """A whole line of a kind that this version does not know."""
+
+
+def encode_line(line: Line) -> bytes:
+    """One line, with its newline. Raises `RecordError` for what a reader would not accept."""
+    if not math.isfinite(line.at + getattr(line, "seconds", 0.0)):
+        raise RecordError(f"record {line.key[:64]}: a time that is no number")
+    try:
+        data = msgspec.json.encode(line) + b"\n"
+    except _BAD_BYTES as error:
+        raise RecordError(f"record {line.key[:64]}: {error}") from error
+    if len(data) > MAX_LINE_BYTES:
+        raise RecordError(f"record {line.key[:64]}: {len(data)} bytes, more than {MAX_LINE_BYTES}")
+    # Nothing has checked the fields' bounds so far, and reading takes microseconds.
+    decode_line(data)
+    return data
+
+
+def decode_line(data: bytes) -> Line:
+    """What one line says, of whichever kind. Raises `RecordError`, for a kind not known `UnknownKind`."""
+    if not data.startswith(_KIND_PREFIX):
+        return decode_record(data)
+    try:
+        _check_size(data)
+        return _kinds.decode(data)
+    except _BAD_BYTES as error:
+        raise (UnknownKind if _is_foreign(data) else RecordError)(str(error)) from error
+
+
 def encode_record(record: Record) -> bytes:
-    """One line, with its newline. Raises `RecordError` if it would be longer than a reader accepts."""
-    line = msgspec.json.encode(record) + b"\n"
-    if len(line) > MAX_LINE_BYTES:
-        raise RecordError(f"record {record.key}: {len(line)} bytes, more than {MAX_LINE_BYTES}")
-    return line
+    """`encode_line` of a record."""
+    return encode_line(record)
 
 
 def decode_record(line: bytes) -> Record:
     """The record of one line. Raises `RecordError`; a newer version is read as far as it is known."""
+    try:
+        _check_size(line)
+        return _decoder.decode(line)
+    except _BAD_BYTES as error:
+        raise RecordError(str(error)) from error
+
+
+def _is_foreign(data: bytes) -> bool:
+    try:
+        return msgspec.json.decode(data, type=_KindOnly).kind not in ("started", "published")
+    except _BAD_BYTES:
+        return False
+
+
+def _check_size(line: bytes) -> None:
     if len(line) > MAX_LINE_BYTES:
         raise RecordError(f"line of {len(line)} bytes, more than {MAX_LINE_BYTES}")
-    try:
-        return msgspec.json.decode(line, type=Record)
-    except msgspec.DecodeError as error:
-        raise RecordError(str(error)) from error

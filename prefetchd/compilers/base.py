@@ -21,6 +21,9 @@ from prefetchd.shapelog import Record
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
+# The fingerprint's fields that say where an engine's cache lies, which is no part of what is compiled.
+ROOT_FIELDS = frozenset({"deep_jit.roots", "triton.root"})
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One variant to compile. `key` is the library's own cache key; `payload` only its compiler can read."""
@@ -214,6 +217,7 @@ def target_architecture(target: Target) -> str:
 
 
 def fingerprint_id(fingerprint: Mapping[str, str]) -> str:
-    """Names a whole fingerprint in 16 hexadecimal digits, the same on every machine where it is equal."""
-    text = "\0".join(f"{name}\0{value}" for name, value in sorted(fingerprint.items()))
+    """Names a fingerprint in 16 hexadecimal digits; caches that only lie elsewhere have the same name."""
+    named = {name: value for name, value in fingerprint.items() if name not in ROOT_FIELDS}
+    text = "\0".join(f"{name}\0{value}" for name, value in sorted(named.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

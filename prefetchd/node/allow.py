@@ -16,11 +16,10 @@ from pathlib import Path
 
 import msgspec
 
+from prefetchd.compilers.base import ROOT_FIELDS
 from prefetchd.config import Settings
 from prefetchd.protocol import Hello, Mismatch
 
-# Where an engine's cache lies is no part of what is compiled, and is handled by `roots`.
-ROOT_FIELDS = frozenset({"deep_jit.roots", "triton.root"})
 # A fingerprint's field that is a variable of the environment, such as `deep_jit.env.NVCC_APPEND_FLAGS`.
 VARIABLE_MARK = ".env."
 

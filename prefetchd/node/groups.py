@@ -17,10 +17,10 @@ import msgspec
 
 from prefetchd.broker.types import TraceOrder
 from prefetchd.compilers import COMPILERS, compiler_class
-from prefetchd.compilers.base import CompilerUnavailable, Job
+from prefetchd.compilers.base import ROOT_FIELDS, CompilerUnavailable, Job
 from prefetchd.compilers.triton_results import given_for
 from prefetchd.config import ENABLED_VARIABLE, Settings, compile_settings
-from prefetchd.node.allow import ROOT_FIELDS, AllowList, compare, root_mismatch
+from prefetchd.node.allow import AllowList, compare, root_mismatch
 from prefetchd.node.helpers import Helper, Limits
 from prefetchd.node.workshop import Workshop
 from prefetchd.protocol import Hello, Mismatch, Sweep

@@ -39,6 +39,9 @@ DIGEST_BYTES = 32
 IN_PROGRESS_S = 300.0
 # Between the look-up and the first file lies the making of the kernel's IR, which takes well below a second.
 LOOKED_UP_S = 60.0
+# Entries from the future that are remembered. Only incomplete ones are asked for their age, and an engine
+# leaves one for each time that it was killed.
+MOST_FROM_THE_FUTURE = 1024
 
 _AT_FDCWD = -100  # fcntl.h
 _RENAME_NOREPLACE = 1  # linux/fs.h
@@ -191,9 +194,23 @@ def _member(members: dict[str, Path], suffix: str, entry: Path) -> Path:
 
 
 def _age(entry: Path) -> float:
-    """Seconds since anything in `entry` was last written."""
-    times = [path.lstat().st_mtime for path in (entry, *entry.iterdir())]
-    return time.time() - max(times)
+    """Seconds since anything in `entry` was last written.
+
+    One from the future was written before the clock was set back, or by a machine whose clock is ahead. It
+    may be an engine's work of this moment, so it is as old as this process knows it: young, and not for ever.
+    """
+    written = max(path.lstat().st_mtime for path in (entry, *entry.iterdir()))
+    age = time.time() - written
+    if age >= 0:
+        return age
+    if len(_from_the_future) >= MOST_FROM_THE_FUTURE:
+        del _from_the_future[next(iter(_from_the_future))]
+    now = time.monotonic()
+    return now - _from_the_future.setdefault((entry, written), now)
+
+
+# By entry and its time of writing, when it was first met (monotonic).
+_from_the_future: dict[tuple[Path, float], float] = {}
 
 
 def reader(entry: Path) -> Any:

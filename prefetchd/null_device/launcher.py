@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -124,6 +125,9 @@ def run_on_null_device(target: Target, argv: Sequence[str], *, integer_ops: bool
         print(f"prefetchd null: {argv[0]}: command not found or not executable", file=sys.stderr)
         sys.exit(COMMAND_NOT_FOUND)
     verify(child)
+    # Python ignores these two, and what is ignored stays so across exec.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], list(argv), child)
     except OSError as error:

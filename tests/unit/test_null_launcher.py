@@ -226,6 +226,14 @@ def test_a_signal_ends_the_program_as_it_would_alone() -> None:
     assert run("sh", "-c", "kill -TERM $$").returncode == -15
 
 
+def test_the_program_ignores_no_signal_that_it_would_not_ignore_alone() -> None:
+    show = ("grep", "SigIgn", "/proc/self/status")
+    # As a shell starts its commands.
+    alone = subprocess.run(show, capture_output=True, text=True, check=True, restore_signals=True)
+
+    assert run(*show).stdout == alone.stdout
+
+
 def test_a_missing_command_exits_as_in_a_shell() -> None:
     result = run("no-such-command-anywhere")
 

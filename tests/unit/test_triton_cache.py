@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fake_cubin import fake_cubin
 
+from prefetchd.compilers import triton_cache
 from prefetchd.compilers.base import EntryState
 from prefetchd.compilers.triton_cache import (
     IN_PROGRESS_S,
@@ -98,6 +99,47 @@ def test_incomplete_group_is_an_engine_at_work_until_it_is_old(tmp_path: Path, d
     assert entry_state(entry, 90) is EntryState.MISSING
     grow_old(entry, IN_PROGRESS_S)
     assert entry_state(entry, 90) is EntryState.CORRUPT
+
+
+def test_entry_from_the_future_is_an_engine_at_work_for_as_long_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = group(tmp_path)
+    (entry / "__grp__k.json").unlink()
+    grow_old(entry, -1e7)
+    now = 1000.0
+    monkeypatch.setattr(triton_cache.time, "monotonic", lambda: now)
+
+    assert entry_state(entry, 90) is EntryState.MISSING
+    now += IN_PROGRESS_S - 1
+    assert entry_state(entry, 90) is EntryState.MISSING
+    now += 1
+    assert entry_state(entry, 90) is EntryState.CORRUPT
+
+
+def test_entry_from_the_future_that_is_written_to_again_is_young_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = group(tmp_path)
+    (entry / "__grp__k.json").unlink()
+    grow_old(entry, -1e7)
+    now = 1000.0
+    monkeypatch.setattr(triton_cache.time, "monotonic", lambda: now)
+    entry_state(entry, 90)
+    now += IN_PROGRESS_S
+    grow_old(entry, -1.0)
+
+    assert entry_state(entry, 90) is EntryState.MISSING
+
+
+def test_entries_from_the_future_are_remembered_up_to_a_bound(tmp_path: Path) -> None:
+    for number in range(triton_cache.MOST_FROM_THE_FUTURE + 3):
+        entry = group(tmp_path / str(number))
+        (entry / "__grp__k.json").unlink()
+        grow_old(entry, -1e7)
+        entry_state(entry, 90)
+
+    assert len(triton_cache._from_the_future) == triton_cache.MOST_FROM_THE_FUTURE
 
 
 def test_one_young_file_is_enough_for_an_engine_at_work(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,7 @@ def test_entry_from_the_future_is_an_engine_at_work_for_as_long_as_any_other(
     (entry / "__grp__k.json").unlink()
     grow_old(entry, -1e7)
     now = 1000.0
-    monkeypatch.setattr(triton_cache.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
 
     assert entry_state(entry, 90) is EntryState.MISSING
     now += IN_PROGRESS_S - 1
@@ -124,7 +125,7 @@ def test_entry_from_the_future_that_is_written_to_again_is_young_again(
     (entry / "__grp__k.json").unlink()
     grow_old(entry, -1e7)
     now = 1000.0
-    monkeypatch.setattr(triton_cache.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     entry_state(entry, 90)
     now += IN_PROGRESS_S
     grow_old(entry, -1.0)

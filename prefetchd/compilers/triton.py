@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -49,6 +48,7 @@ from prefetchd.compilers.triton_keys import process_fingerprint
 from prefetchd.compilers.triton_results import Answers
 from prefetchd.compilers.triton_winners import Tunings
 from prefetchd.config import LIBCUDA_DIR_VARIABLE
+from prefetchd.null_device.forks import survive_forks
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
@@ -114,6 +114,7 @@ class Triton(ForkedCompiler):
                 f"cuda:{self.target.capability}; its kernels would be made for the wrong one"
             )
         self.fingerprint()
+        survive_forks()
 
     def cache_root(self) -> Path:
         """See `Compiler`."""
@@ -314,8 +315,7 @@ def _refuse_defeated_cache(environment: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def _library_at_work(scratch: Path) -> Iterator[None]:
-    """What the library writes beside kernels goes to `scratch`; a forked child may use the null device."""
-    _allow_cuda_after_fork()
+    """What the library writes beside kernels goes to `scratch`."""
     before = os.environ.get(CACHE_VARIABLE)
     os.environ[CACHE_VARIABLE] = str(scratch / "triton")
     try:
@@ -325,10 +325,3 @@ def _library_at_work(scratch: Path) -> Iterator[None]:
             del os.environ[CACHE_VARIABLE]
         else:
             os.environ[CACHE_VARIABLE] = before
-
-
-def _allow_cuda_after_fork() -> None:
-    """torch refuses CUDA in a forked child of a process that has used it; the null device survives a fork."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.cuda._is_in_bad_fork = lambda: False

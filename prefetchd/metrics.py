@@ -61,6 +61,8 @@ class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
     received: dict[str, int]
     problems: dict[str, int]
     sent: dict[str, int]
+    # Lines that peers would have written to the log too often.
+    log_suppressed: int
     # Cache directories that engines use and the daemon does not write to, by compiler.
     refused_roots: dict[str, int]
     # Sums of the clients' own counters.
@@ -180,6 +182,7 @@ def _of_daemon(figures: NodeFigures) -> Iterator[Metric]:
     yield _counter(
         "quarantined", "corrupt entries moved out of an engine's way", (), {(): figures.quarantined}
     )
+    yield _counter("log_suppressed", "lines that were left out of the log", (), {(): figures.log_suppressed})
     yield _gauge(
         "cache_dir_mismatch",
         "engines whose cache directory is not written to",

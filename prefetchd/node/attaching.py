@@ -24,13 +24,13 @@ from prefetchd.workplace import in_thread
 
 # Differences of one connection that are counted and logged; more are one cause, or noise.
 MAX_MISMATCHES = 64
+# Of a value that differs, what the log shows; the engine is told the whole of it.
+MAX_SHOWN = 500
 # Engines that call themselves alike and are asked whether they are still there when one more comes.
 MAX_PROBES = 16
 # Kinds of engine on one node at a time, each with a helper of some hundred megabytes; a rank for each GPU and
 # each of several engines where ranks share none.
 MAX_GROUPS, MAX_GROUPS_PER_RANK = 8, 64
-
-log = logging.getLogger("prefetchd.daemon")
 
 
 class Attaching:
@@ -171,9 +171,10 @@ class Attaching:
                 if mismatch.field == "cache_root":
                     node.refused_roots[mismatch.compiler] += 1
                 what = f"{mismatch.compiler} {mismatch.field}".strip()
-                log.warning(
+                node.log.line(
+                    logging.WARNING, ("mismatch", peer.rank, what),
                     "mismatch of %s: %s: the engine has %r, here it is %r; %s",
-                    peer.rank, what, mismatch.engine, mismatch.helper, mismatch.fix,
+                    peer.rank, what, mismatch.engine[:MAX_SHOWN], mismatch.helper[:MAX_SHOWN], mismatch.fix,
                 )  # fmt: skip
             node.send(peer, mismatch)
 
@@ -200,7 +201,8 @@ class Attaching:
             sweeps = await in_thread(_sweeps, universe, names, group.target)
         except (ProfileError, ValueError) as error:
             node.problems["profile"] += 1
-            log.warning("the profile of %s cannot be used: %s", peer.rank, error)
+            text = "the profile of %s cannot be used: %s"
+            node.log.line(logging.WARNING, ("profile", peer.rank), text, peer.rank, error)
             return
         finally:
             node.end_expanding()

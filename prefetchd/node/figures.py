@@ -58,6 +58,7 @@ class Figures:
             received=dict(node.received),
             problems=dict(node.problems),
             sent=dict(node.sent),
+            log_suppressed=node.log.suppressed,
             refused_roots=dict(node.refused_roots),
             clients=dict(clients),
         )

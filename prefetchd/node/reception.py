@@ -101,7 +101,8 @@ class Reception:
             self._handle(door, identity, peer, message)
         except (MalformedRequest, MalformedMessage) as error:
             node.problems["malformed"] += 1
-            log.info("a message of %s: %s", peer.hello.engine if peer else "a stranger", error)
+            who = peer.hello.engine if peer else "a stranger"
+            node.log.line(logging.INFO, ("malformed", who), "a message of %s: %s", who, error)
         except Exception:
             # A defect of ours must not end what serves every engine of the node.
             node.problems["defect"] += 1

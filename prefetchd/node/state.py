@@ -5,6 +5,7 @@ No part calls another but through here. Time is asked for once a step, so that o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from prefetchd.node.door import Door, Sent
 from prefetchd.node.groups import Group, Groups
 from prefetchd.node.peers import Peer, Peers
 from prefetchd.node.roots import Roots
+from prefetchd.node.sparse_log import SparseLog
 from prefetchd.protocol import Message, encode
 
 
@@ -35,6 +37,8 @@ class Node:
         self.instance = instance
         self.clock = clock
         self.begun = clock()
+        # For whatever a peer can say again and again.
+        self.log = SparseLog(logging.getLogger("prefetchd.daemon"), clock)
         self.broker = Broker()
         self.peers = Peers(settings.max_peers)
         self.groups = Groups(allow, settings)

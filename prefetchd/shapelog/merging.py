@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from prefetchd.shapelog.reading import Place, Problems, Unreadable, open_log, read_places
-from prefetchd.shapelog.record import Line, Record, RecordError, Started, decode_record
+from prefetchd.shapelog.record import Ended, Line, Record, RecordError, Started, decode_record
 from prefetchd.shapelog.writer import LogUnusable
 
 # The largest models compile some ten thousand variants. This many take 150 MB while they are merged.
@@ -104,11 +104,12 @@ class Merged:
     def _add(self, line: Line | Unreadable, file: int, place: Place) -> None:
         if isinstance(line, Record):
             self.records += 1
-            self._started.pop((line.host, line.process, line.token), None)
             self._note(line, file, place)
         elif isinstance(line, Started):
             if len(self._started) < MAX_UNFINISHED:
                 self._started[(line.host, line.process, line.token)] = line
+        elif isinstance(line, Ended):
+            self._started.pop((line.host, line.process, line.token), None)
         elif isinstance(line, Unreadable):
             self.problems.add(line)
             if line.foreign and len(self.foreign) < MAX_UNFINISHED:
@@ -183,9 +184,9 @@ def _name(record: Record) -> bytes:
 
 def _cost(record: Record) -> tuple[Any, ...]:
     """A failed compile says less about the cost than one that succeeded; equals are told apart by content."""
-    origin = (record.at, record.host, record.rank, record.process, record.token)
-    told = (record.cause, record.site, record.changed, record.gpu, record.capability, record.sm_count)
-    return (record.ok, record.seconds, zlib.crc32(repr((origin, told)).encode()))
+    origin = (record.at, record.host, record.rank, record.process, record.cause)
+    told = (record.site, record.changed, record.gpu, record.capability, record.sm_count)
+    return (record.ok, record.seconds, zlib.crc32(msgspec.json.encode((origin, told))))
 
 
 def _worth(part: Any) -> tuple[Any, ...]:
@@ -195,7 +196,7 @@ def _worth(part: Any) -> tuple[Any, ...]:
 
 
 def _better(found: Spot | None, worth: tuple[Any, ...], spot: Spot) -> Spot:
-    other = spot._replace(worth=worth)
+    other = Spot(worth, spot.file, spot.offset, spot.size)
     return other if found is None else max(found, other)
 
 

@@ -1,7 +1,7 @@
 """The shape log's lines: a record for each variant first seen, enough to compile it again elsewhere.
 
-Beside records a log holds lines of other kinds, which name their kind first: that a compile began, so that a
-hang or a kill in the middle of one can be told, and that a variant was published, for the timeline. They
+Beside records a log holds lines of other kinds, which name their kind first: that a compile began and
+ended, so that a hang or a kill in the middle of one can be told, and that a variant was published, for the timeline. They
 lack what every record has, so a reader that knows records alone reports and skips them.
 
 A record outlives the process, the release and the machine that wrote it, so each line carries its own
@@ -33,6 +33,10 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
+# Of a key, in a message.
+SHOWN = 64
+
+
 class RecordError(ValueError):
     """A line is not a record; the text names the field and what was expected."""
 
@@ -56,9 +60,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float = 0.0
     host: Name = ""
     rank: Count = 0
-    # Which process and which of its compiles it was: the `process` and `token` of its `Started` line.
+    # Which process of `host` it was, told from earlier ones with its number.
     process: Name = ""
-    token: Count = 0
     # The device it was compiled for: the driver's name, compute capability (90 is 9.0), multiprocessors.
     gpu: Name = ""
     capability: Count = 0
@@ -79,10 +82,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="started"):
-    """A compile began in the engine; the record of the same `process` and `token` is its end.
+    """A compile began in the engine; an `Ended` of the same process and token tells of its end.
 
-    Whoever writes it writes that record too, though the variant was seen before: one without is a compile
-    that hangs, or in the middle of which the process was killed.
+    One without is a compile that hangs, or in the middle of which the process was killed.
     """
 
     compiler: Name
@@ -94,6 +96,16 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     rank: Count = 0
     process: Name = ""
     site: Text = ""
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="ended"):
+    """The compile that `Started` told of is over. Its record, if the variant is new, is a line of its own."""
+
+    token: Count
+    at: float = 0.0
+    host: Name = ""
+    rank: Count = 0
+    process: Name = ""
 
 
 class Published(
@@ -114,7 +126,7 @@ class Published(
 _BAD_BYTES = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 # What a line of a log may be.
-Line = Record | Started | Published
+Line = Record | Started | Ended | Published
 
 # Every kind but the record; its line begins with it.
 _KIND_PREFIX = b'{"kind":'
@@ -125,7 +137,8 @@ class _KindOnly(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(Record)
-_kinds: msgspec.json.Decoder[Started | Published] = msgspec.json.Decoder(Started | Published)
+_kinds: msgspec.json.Decoder[Started | Ended | Published] = msgspec.json.Decoder(Started | Ended | Published)
+_KNOWN_KINDS = ("started", "ended", "published")
 
 
 class UnknownKind(RecordError):
@@ -134,14 +147,15 @@ class UnknownKind(RecordError):
 
 def encode_line(line: Line) -> bytes:
     """One line, with its newline. Raises `RecordError` for what a reader would not accept."""
+    name = getattr(line, "key", "")[:SHOWN]
     if not math.isfinite(line.at + getattr(line, "seconds", 0.0)):
-        raise RecordError(f"record {line.key[:64]}: a time that is no number")
+        raise RecordError(f"record {name}: a time that is no number")
     try:
         data = msgspec.json.encode(line) + b"\n"
     except _BAD_BYTES as error:
-        raise RecordError(f"record {line.key[:64]}: {error}") from error
+        raise RecordError(f"record {name}: {error}") from error
     if len(data) > MAX_LINE_BYTES:
-        raise RecordError(f"record {line.key[:64]}: {len(data)} bytes, more than {MAX_LINE_BYTES}")
+        raise RecordError(f"record {name}: {len(data)} bytes, more than {MAX_LINE_BYTES}")
     # Nothing has checked the fields' bounds so far, and reading takes microseconds.
     decode_line(data)
     return data
@@ -174,7 +188,7 @@ def decode_record(line: bytes) -> Record:
 
 def _is_foreign(data: bytes) -> bool:
     try:
-        return msgspec.json.decode(data, type=_KindOnly).kind not in ("started", "published")
+        return msgspec.json.decode(data, type=_KindOnly).kind not in _KNOWN_KINDS
     except _BAD_BYTES:
         return False
 

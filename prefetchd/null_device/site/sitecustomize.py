@@ -63,6 +63,8 @@ def neighbour(name: str, folder: Path = HERE.parent) -> ModuleType:
 post_import = neighbour("post_import", HERE.parent.parent)
 if os.environ.get("PREFETCHD_NULL") == "1":
     hooks: dict[str, Callable[[ModuleType], None]] = {
+        "cutlass.base_dsl.compiler": neighbour("cute_launches").on_compiler,
+        "cutlass.cute.runtime": neighbour("cute_launches").on_runtime,
         "torch": on_torch,
         "torch._inductor.codecache": keep_no_benchmarks,
         "torch._inductor.config": keep_no_best_configurations,

@@ -1,8 +1,8 @@
 """The shape log's lines: a record for each variant first seen, enough to compile it again elsewhere.
 
-Beside records a log holds lines of other kinds, which name their kind first: that a compile began and
-ended, so that a hang or a kill in the middle of one can be told, and that a variant was published, for the timeline. They
-lack what every record has, so a reader that knows records alone reports and skips them.
+Beside records a log holds lines of other kinds, which name their kind first: that a compile began and that
+it ended, so that a hang or a kill in the middle can be told, and that a variant was published, for the
+timeline. They lack what every record has, so a reader that knows records alone reports and skips them.
 
 A record outlives the process, the release and the machine that wrote it, so each line carries its own
 version, fields a reader does not know are ignored, and a line that cannot be read is reported and skipped,

@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,8 +27,10 @@ NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
 NULL_TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"  # the target's fields, read by the shim
 NULL_INTEGER_OPS_VARIABLE = "PREFETCHD_NULL_INTEGER_OPS"  # "1": small integer operators are computed
 NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file or "stderr": unanswered entry points, at exit
-STAND_IN_MODE_VARIABLE = "PREFETCHD_NVCC_MODE"  # "capture" or "forbid", read by the nvcc stand-in
+STAND_IN_MODE_VARIABLE = "PREFETCHD_NVCC_MODE"  # "capture", "forbid" or "observe", read by the nvcc stand-in
 STAND_IN_MISSES_VARIABLE = "PREFETCHD_NVCC_MISSES"  # where it notes the compiles it refused
+STAND_IN_SPOOL_VARIABLE = "PREFETCHD_NVCC_SPOOL"  # where it notes the compiles it passed through
+STAND_IN_NESTED_VARIABLE = "PREFETCHD_NVCC_NESTED"  # the nvcc it runs, lest that leads back to it
 
 # The setting `real_nvcc` as a variable, which the stand-in reads too.
 REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
@@ -81,6 +83,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_dir: str | None = None
     # A shape log stops growing there: some ten thousand records with their sources.
     log_max_mb: Positive = 64
+
+    # Whether an engine's own compiles are observed and logged.
+    observe: bool = True
+    # What an engine compile does in the engine: nothing, a line in its log, or an exception (for CI).
+    on_engine_compile: Literal["ignore", "warn", "error"] = "ignore"
+    # Since when: the engine's start, or its call of `mark_serving`.
+    on_engine_compile_from: Literal["start", "serving"] = "start"
+    # Variables by which other libraries find nvcc (PYTORCH_NVCC, FLASHINFER_NVCC), to observe theirs too. Not
+    # by default: both write the program into their build files, so that what they have built is built anew.
+    observe_nvcc: tuple[str, ...] = ()
 
     # Where the daemon shows its metrics and its readiness: host:port; "off": nowhere.
     metrics: str = "127.0.0.1:9464"

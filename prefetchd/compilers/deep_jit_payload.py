@@ -90,6 +90,15 @@ def missed_payloads(misses: Path) -> Iterator[Payload]:
         yield Payload(source=source, arguments=_portable(record.read_bytes()), meta=None)
 
 
+def observed_payload(arguments: bytes, source: str, meta: bytes | None) -> Payload:
+    """The payload of a compile that an engine's stand-in passed through, and of the entry it became."""
+    return Payload(
+        source=source,
+        arguments=_portable(arguments),
+        meta=_portable_meta(meta) if meta is not None else None,
+    )
+
+
 def _portable(record: bytes) -> tuple[str, ...]:
     """A recorded argument list with its source and its output replaced by what stands for them."""
     arguments = [os.fsdecode(part) for part in record.split(b"\0")[:-1]]

@@ -5,9 +5,9 @@ an odd one of another type or size. They come by many connections, some of which
 after ten thousand frames, when every table has met its kinds of junk, and after the last.
 
 A hello may name any cache directory that the daemon's user could make, and the daemon makes it. So as root it
-is run as a user who owns nothing else here.
+is run as a user who owns nothing else here, unless `--as-root` says otherwise.
 
-    python bench/frames.py [--frames 1000000] [--seed 1] [--json FILE]
+    python bench/frames.py [--frames 1000000] [--seed 1] [--as-root] [--json FILE]
 """
 
 from __future__ import annotations
@@ -199,13 +199,13 @@ def _is_answer(socket: zmq.Socket[bytes]) -> bool:
     return isinstance(message, Stats) and message.id == QUESTION
 
 
-def run(place: Path, count: int, seed: int) -> dict[str, Any]:
+def run(place: Path, count: int, seed: int, *, as_root: bool) -> dict[str, Any]:
     """Sends them all. Raises `Failed` when the daemon ends or no longer answers."""
     root = place / "cache"
     root.mkdir()
-    as_root = os.geteuid() == 0
-    daemon = LiveDaemon(place, {"DG_JIT_CACHE_DIR": str(root)}, AS_USER if as_root else ())
-    if as_root:
+    as_user = os.geteuid() == 0 and not as_root
+    daemon = LiveDaemon(place, {"DG_JIT_CACHE_DIR": str(root)}, AS_USER if as_user else ())
+    if as_user:
         for path in (place, root, daemon.temporary):
             os.chown(path, USER, USER)
     chance = random.Random(seed)
@@ -234,6 +234,7 @@ def run(place: Path, count: int, seed: int) -> dict[str, Any]:
         daemon.close()
     return {
         "frames": count,
+        "uid": USER if as_user else os.geteuid(),
         "seed": seed,
         "frames_per_s": round(count / seconds),
         "rss_begin": first,
@@ -253,11 +254,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--as-root", action="store_true", help="keep root's own uid for the daemon")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pf") as folder:
         try:
-            found = run(Path(folder), arguments.frames, arguments.seed)
+            found = run(Path(folder), arguments.frames, arguments.seed, as_root=arguments.as_root)
         except Failed as error:
             print(error, file=sys.stderr)
             return 1

@@ -30,6 +30,7 @@ from prefetchd.node.figures import Figures
 from prefetchd.node.groups import Group, GroupDesk
 from prefetchd.node.http import parse_address, window
 from prefetchd.node.lock import sole_daemon
+from prefetchd.node.memory import Allocator
 from prefetchd.node.peers import Peer
 from prefetchd.node.reception import Reception
 from prefetchd.node.state import Node
@@ -62,6 +63,7 @@ class Daemon:
         self._environment = environment
         self.endpoint: Endpoint = find_endpoint(environment, settings.endpoint)
         self._notifier = Notifier(environment)
+        self._allocator = Allocator()
         self._own_cpus = frozenset(os.sched_getaffinity(0))
         self._tasks: set[asyncio.Task[None]] = set()
         self._helpers: dict[str, asyncio.Task[None]] = {}
@@ -95,6 +97,7 @@ class Daemon:
         `StoreUnwritable` before anything is served.
         """
         address = parse_address(self._settings.metrics)
+        self._allocator.use_few_heaps()
         with ExitStack() as stack:
             stack.enter_context(sole_daemon(self.endpoint))
             # What helpers of a killed daemon left goes now.
@@ -200,6 +203,7 @@ class Daemon:
         node.roots.close_unused(frozenset(used))
         for root in node.later_roots.keys() - used:
             del node.later_roots[root]
+        self._allocator.give_back(now)
         self._keep_off_engines()
         self._notifier.alive(f"{len(node.peers.ranks())} ranks, {self._works.busy} compiles")
         self._end_if_idle(now)

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import sys
 from pathlib import Path
-from typing import TextIO, cast
 
 import click
 import msgspec
@@ -27,10 +24,11 @@ from prefetchd.model_options import ModelChoice, model_options, named_target
 from prefetchd.null_device.launcher import run_on_null_device
 from prefetchd.plain_errors import plain_errors
 from prefetchd.profiles import Profile, ProfileError, write_profile
-from prefetchd.progress import Live, Plain, Progress, Silent, Unbroken
+from prefetchd.progress import Progress, progress_for
 from prefetchd.provider import Provider, load_providers
 from prefetchd.run import run_command
 from prefetchd.serve_commands import keygen_command, serve_command, stats_command, top_command
+from prefetchd.signals import cancel_on_signals
 from prefetchd.warm import WarmPlan, uncovered_lines, warm
 from prefetchd.winners import append_winners, read_winners
 
@@ -100,7 +98,7 @@ def warm_command(
         winners=None if known is None else tuple(known),
         fla_config_dir=fla_config_dir.absolute() if fla_config_dir else None,
     )
-    coverage = asyncio.run(_warm(plan, load_providers(choice.providers), settings, _progress(as_json)))
+    coverage = asyncio.run(_warm(plan, load_providers(choice.providers), settings, progress_for(as_json)))
     coverage.notes[:0] = skipped
     if as_json:
         click.echo(msgspec.json.encode(coverage))
@@ -150,7 +148,7 @@ def collect_command(
     if cache is not None:
         environment["TRITON_CACHE_DIR"] = str(cache.absolute())
     found = asyncio.run(
-        collect(plan, load_providers(choice.providers), settings, environment, _progress(as_json))
+        collect(plan, load_providers(choice.providers), settings, environment, progress_for(as_json))
     )
     added = append_winners(out, found.winners)
     if as_json:
@@ -191,12 +189,7 @@ def doctor_command(as_json: bool) -> int:
 async def _warm(
     plan: WarmPlan, providers: dict[str, Provider], settings: Settings, progress: Progress
 ) -> Coverage:
-    task = asyncio.current_task()
-    assert task is not None
-    # Ctrl-C is asyncio.run's own; a supervisor's SIGTERM and a closed terminal must end as cleanly.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    cancel_on_signals()
     return await warm(plan, providers, settings, compile_settings(settings, os.environ), progress)
 
 
@@ -214,14 +207,6 @@ def _write_profile(profile: Profile, path: Path) -> None:
             f"{path}: cannot be written: {error.strerror}; name a file in a directory of your own"
         ) from error
     click.echo(f"wrote {path}: {len(profile.gemms)} GEMM sites", err=True)
-
-
-def _progress(as_json: bool) -> Progress:
-    if as_json:
-        return Silent()
-    stream = Unbroken(sys.stderr)
-    console = Console(file=cast(TextIO, stream))
-    return Live(console) if console.is_terminal else Plain(stream)
 
 
 def _show(coverage: Coverage) -> None:

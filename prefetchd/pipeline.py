@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from prefetchd.compilers.base import Compiler, Job
@@ -17,7 +18,7 @@ from prefetchd.executors import Executor
 from prefetchd.store import KeyLocks, Staging
 from prefetchd.workplace import Ending, JobOutcome, Workplace
 
-__all__ = ["Ending", "JobOutcome", "Pipeline"]
+__all__ = ["Ending", "JobOutcome", "Pipeline", "compile_all"]
 
 # How often a key that another process compiles is looked at; a compile takes seconds.
 FOREIGN_POLL_S = 0.1
@@ -71,3 +72,32 @@ class Pipeline:
                 done(await self._workplace.compile(job, self._executor))
             finally:
                 self._locks.release(job.key)
+
+
+async def compile_all(
+    jobs: Sequence[Job],
+    compilers: Mapping[str, Compiler],
+    executors: Mapping[str, Executor],
+    *,
+    slots: int,
+    done: Callable[[JobOutcome], None],
+    quarantined: Callable[[Path], None],
+) -> None:
+    """Compiles jobs of several compilers, each into its own cache. Raises `StoreUnwritable`."""
+    with ExitStack() as stack:
+        for name, compiler in compilers.items():
+            own = [job for job in jobs if job.compiler == name]
+            if own:
+                root, variable = compiler.cache_root(), compiler.cache_variable
+                staging = stack.enter_context(Staging(root, variable=variable))
+                locks = stack.enter_context(closing(KeyLocks(root, variable=variable)))
+                pipeline = Pipeline(
+                    compiler,
+                    executor=executors[name],
+                    # One more than may run: its job is ready when another's result is being published.
+                    slots=slots + 1,
+                    staging=staging,
+                    locks=locks,
+                    quarantined=quarantined,
+                )
+                await pipeline.run(own, done)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -123,6 +124,15 @@ class Live:
     def found(self, coverage: Coverage, missing: int) -> None:
         """The counts, one line."""
         self._console.print(_summary(coverage, missing))
+
+
+def progress_for(as_json: bool) -> Progress:
+    """Bars on a terminal, plain lines elsewhere, nothing where a program reads the result."""
+    if as_json:
+        return Silent()
+    stream = Unbroken(sys.stderr)
+    console = Console(file=cast(TextIO, stream))
+    return Live(console) if console.is_terminal else Plain(stream)
 
 
 def _summary(coverage: Coverage, missing: int) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -22,12 +21,11 @@ from prefetchd.config import Settings
 from prefetchd.cores import usable_cores
 from prefetchd.coverage import Coverage, Ledger, Problem
 from prefetchd.executors import Executor, open_executors
-from prefetchd.pipeline import JobOutcome, Pipeline
+from prefetchd.pipeline import JobOutcome, compile_all
 from prefetchd.profiles import Profile, ProfileError, m_ranges
 from prefetchd.progress import Progress
 from prefetchd.protocol import REQUEST_TYPES, Sweep
 from prefetchd.provider import Limits, Provider
-from prefetchd.store import KeyLocks, Staging
 from prefetchd.targets import Target
 from prefetchd.trace import Mode, Report
 from prefetchd.tracer import Tracer
@@ -184,28 +182,20 @@ async def _compile_all(
     slots: int,
     progress: Progress,
 ) -> None:
-    with progress.phase("compile", len(missing)) as advance, ExitStack() as stack:
+    with progress.phase("compile", len(missing)) as advance:
 
         def done(outcome: JobOutcome) -> None:
             ledger.ended(outcome)
             advance(outcome.job.key)
 
-        for name, compiler in compilers.items():
-            jobs = [job for job in missing if job.compiler == name]
-            if jobs:
-                root, variable = compiler.cache_root(), compiler.cache_variable
-                staging = stack.enter_context(Staging(root, variable=variable))
-                locks = stack.enter_context(closing(KeyLocks(root, variable=variable)))
-                pipeline = Pipeline(
-                    compiler,
-                    executor=executors[name],
-                    # One more than may run: its job is ready when another's result is being published.
-                    slots=slots + 1,
-                    staging=staging,
-                    locks=locks,
-                    quarantined=lambda path: ledger.coverage.quarantined.append(str(path)),
-                )
-                await pipeline.run(jobs, done)
+        await compile_all(
+            missing,
+            compilers,
+            executors,
+            slots=slots,
+            done=done,
+            quarantined=lambda path: ledger.coverage.quarantined.append(str(path)),
+        )
 
 
 def uncovered_lines(coverage: Coverage) -> Iterable[str]:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+from prefetchd.client.inquiries import Inquiries
 from prefetchd.client.link import CurveKeys
 from prefetchd.client.session import Session
 from prefetchd.client.state import Variants, Wanted
@@ -32,6 +33,8 @@ from prefetchd.protocol import (
     Priority,
     Query,
     Request,
+    State,
+    Sweep,
     Universe,
     encode,
     encode_sweeps,
@@ -44,6 +47,7 @@ MAX_QUEUE = 4096
 CLOSE_S = 0.05
 
 NO_FIGURES: Mapping[str, int] = MappingProxyType({})
+NO_STATES: Mapping[str, tuple[State, ...]] = MappingProxyType({})
 
 # Does a bounded piece of work in the background thread; True: there is more to do.
 Source = Callable[[], bool]
@@ -76,7 +80,7 @@ class Client:
         """As if nothing had happened in this process: at the beginning, and in a forked child."""
         self.generation = secrets.token_hex(8)
         self.queue: deque[Message] = deque()
-        self.plans, self.variants = Wanted(), Variants()
+        self.plans, self.variants, self.inquiries = Wanted(), Variants(), Inquiries()
         self.universe_wanted: Universe | None = None
         self.dropped = 0
         self._lock = threading.RLock()
@@ -165,6 +169,19 @@ class Client:
             return self._post(query, first=True) and waiter.wait(seconds)
         finally:
             self.variants.leave(name, waiter)
+
+    @guarded(NO_STATES)
+    def states(
+        self, wanted: Mapping[str, Iterable[Sweep]], timeout_s: float
+    ) -> Mapping[str, tuple[State, ...]]:
+        """How far the daemon is with these sweeps, by provider; empty where it does not answer in time."""
+        requests = {name: encode_sweeps(list(items)) for name, items in wanted.items()}
+        query = Query(id=next(self._ids), requests=requests)
+        inquiry = self.inquiries.open(query.id)
+        try:
+            return inquiry.wait(timeout_s) if self._post(query, first=True) else NO_STATES
+        finally:
+            self.inquiries.close(query.id)
 
     @property
     @guarded(0)

@@ -236,6 +236,7 @@ class Session:
             case Settled():
                 self._client.plans.settle(message.plans)
             case Answer():
+                self._client.inquiries.answered(message)
                 self._answered(message)
             case HeartbeatAnswer():
                 self._unanswered_beat = False

@@ -3,12 +3,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_daemon import LIMIT_S, NAME, FakeDaemon, until
 
 from prefetchd.client import Client
-from prefetchd.protocol import Answer, Failed, Goodbye, Published, Query, State
+from prefetchd.protocol import Answer, Failed, Goodbye, Published, Query, State, Sweep, decode_sweeps
+from prefetchd.requests.deep_gemm import Fp8GemmNt
 
 NAME_PARTS = (NAME.compiler, NAME.key)
 LONG_MS = int(LIMIT_S * 1000)
@@ -103,3 +105,19 @@ def test_wait_for_something_published_needs_no_question(client: Client, daemon: 
     until(lambda: client.is_published(*NAME_PARTS))
 
     assert client.wait(*NAME_PARTS, ms=0) is True
+
+
+def test_states_of_sweeps_are_asked_and_answered_by_provider(client: Client, daemon: FakeDaemon) -> None:
+    sweep = Sweep(Fp8GemmNt(m=1, n=128, k=128))
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(client.states, {"deep_gemm": [sweep]}, LIMIT_S)
+
+        query = daemon.next(Query)
+        assert decode_sweeps(query.requests["deep_gemm"]) == [sweep]
+        daemon.send(Answer(id=query.id, requests={"deep_gemm": (State.PUBLISHED,)}))
+
+        assert asked.result(LIMIT_S) == {"deep_gemm": (State.PUBLISHED,)}
+
+
+def test_states_are_empty_when_nobody_answers_in_time(client: Client, daemon: FakeDaemon) -> None:
+    assert client.states({"deep_gemm": [Sweep(Fp8GemmNt(m=1, n=128, k=128))]}, 0.01) == {}

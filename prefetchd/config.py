@@ -36,6 +36,8 @@ STAND_IN_NESTED_VARIABLE = "PREFETCHD_NVCC_NESTED"  # the nvcc it runs, lest tha
 REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 # The setting `libcuda_dir` as a variable, which workers read.
 LIBCUDA_DIR_VARIABLE = "PREFETCHD_LIBCUDA_DIR"
+# The setting `replay_packages` as a variable, which the Triton compiler reads.
+REPLAY_PACKAGES_VARIABLE = "PREFETCHD_REPLAY_PACKAGES"
 
 # Every library takes M as a C int.
 MOST_TOKENS = 2**31 - 1
@@ -83,6 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_dir: str | None = None
     # A shape log stops growing there: some ten thousand records with their sources.
     log_max_mb: Positive = 64
+    # Packages whose Triton kernels a shape log may name, beside those that our own providers launch.
+    replay_packages: tuple[str, ...] = ()
 
     # Whether an engine's own compiles are observed and logged.
     observe: bool = True
@@ -139,7 +143,11 @@ def load_settings(environment: Mapping[str, str] | None = None, file: Path | Non
 
 def compile_settings(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment with those settings that compilers read from it, wherever a user wrote them."""
-    chosen = {REAL_NVCC_VARIABLE: settings.real_nvcc, LIBCUDA_DIR_VARIABLE: settings.libcuda_dir}
+    chosen = {
+        REAL_NVCC_VARIABLE: settings.real_nvcc,
+        LIBCUDA_DIR_VARIABLE: settings.libcuda_dir,
+        REPLAY_PACKAGES_VARIABLE: ",".join(settings.replay_packages),
+    }
     return {**environment, **{name: value for name, value in chosen.items() if value}}
 
 

@@ -15,7 +15,7 @@ import contextlib
 import os
 import pwd
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from prefetchd.compilers.base import (
     EntryState,
     ForkedCompiler,
     Job,
+    NotRebuildable,
     target_architecture,
 )
 from prefetchd.compilers.triton_cache import (
@@ -42,13 +43,15 @@ from prefetchd.compilers.triton_cache import (
     relocate,
     writer,
 )
-from prefetchd.compilers.triton_capture import Miss, Variant, intercept, jit_function
+from prefetchd.compilers.triton_capture import Miss, Variant, intercept
 from prefetchd.compilers.triton_helpers import LEFT_TO_THE_ENGINE, build_helpers, publish_helpers
 from prefetchd.compilers.triton_keys import process_fingerprint
+from prefetchd.compilers.triton_records import find_function, modules_of, variant_of
 from prefetchd.compilers.triton_results import Answers
 from prefetchd.compilers.triton_winners import Tunings
 from prefetchd.config import LIBCUDA_DIR_VARIABLE
 from prefetchd.null_device.forks import survive_forks
+from prefetchd.shapelog import Record
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
@@ -78,6 +81,7 @@ class Triton(ForkedCompiler):
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
         self.target = target
         self._given = Given()
+        self._environment = dict(environment)
         _refuse_defeated_cache(environment)
         self._root = find_root(environment)
         self._libcuda_dirs = tuple(filter(None, environment.get(LIBCUDA_DIR_VARIABLE, "").split(":")))
@@ -85,7 +89,7 @@ class Triton(ForkedCompiler):
     def fingerprint(self) -> Mapping[str, str]:
         """See `Compiler`. Imports Triton; raises `CompilerUnavailable` without it."""
         try:
-            process = process_fingerprint(self.target.capability)
+            process = self._process
         except ImportError as error:
             raise CompilerUnavailable(f"Triton's kernels need triton: {error}; install it") from error
         return {
@@ -150,7 +154,19 @@ class Triton(ForkedCompiler):
 
     def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
         """See `ForkedCompiler`."""
-        return frozenset(payload_of(job).module for job in jobs)
+        return frozenset(module for job in jobs for module in modules_of(payload_of(job)))
+
+    def rebuild(self, record: Record) -> Job:
+        """See `Compiler`. Imports Triton, and no kernel."""
+        try:
+            here = self._process
+        except ImportError as error:
+            raise NotRebuildable(f"Triton's kernels need triton: {error}; install it") from error
+        return self.job(record.key, variant_of(record, self.target.capability, here, self._environment))
+
+    @cached_property
+    def _process(self) -> dict[str, str]:
+        return process_fingerprint(self.target.capability)
 
     def compile_here(self, job: Job, staging: Path) -> None:
         """See `ForkedCompiler`."""
@@ -255,20 +271,6 @@ class _Captured:
 def payload_of(job: Job) -> Variant:
     """The payload of one of this compiler's jobs."""
     return msgspec.msgpack.decode(job.payload, type=Variant)
-
-
-def find_function(variant: Variant) -> Any:
-    """The library's function of a recorded kernel. Raises `CompilerUnavailable`."""
-    try:
-        found: Any = import_module(variant.module)
-        for name in variant.name.split("."):
-            found = getattr(found, name)
-        return jit_function(found)
-    except (ImportError, AttributeError) as error:
-        raise CompilerUnavailable(
-            f"the kernel {variant.module}.{variant.name} cannot be found: {error}; it takes a module "
-            "attribute that leads to it, in the package the engine uses"
-        ) from error
 
 
 def find_root(environment: Mapping[str, str]) -> Path:

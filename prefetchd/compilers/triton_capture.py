@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from unittest import mock
 
 import msgspec
@@ -24,16 +24,20 @@ from prefetchd.compilers.triton_cache import key_of
 from prefetchd.compilers.triton_cost import predicted_seconds
 from prefetchd.compilers.triton_keys import KeyParts, key_parts
 
+# Records of variants are read from files that anyone may have written.
+Name = Annotated[str, msgspec.Meta(max_length=512)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """What rebuilds one variant: the kernel's function, its specialization, and what its key is made of."""
 
-    module: str
-    name: str
+    module: Name
+    name: Name
     # The library's own JSON, as `JITFunction.preload` takes it.
     specialization: str
     # Expected CPU seconds of its compile.
-    seconds: float
+    seconds: Seconds
     parts: KeyParts
 
 

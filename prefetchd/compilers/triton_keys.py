@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+
+# Records of keys are read from files that anyone may have written. The longest text is ptxas' version.
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Texts = Annotated[dict[Text, Text], msgspec.Meta(max_length=256)]
 
 
 class KeyParts(msgspec.Struct, frozen=True, kw_only=True):
     """The ingredients of one key. `options` holds each option's text; the library's digest is beside it."""
 
-    version: str
-    library: str
-    source: str
-    backend: str
+    version: Text
+    library: Text
+    source: Text
+    backend: Text
     architecture: int
-    options: dict[str, str]
-    options_digest: str
-    environment: dict[str, str]
+    options: Texts
+    options_digest: Text
+    environment: Texts
     # A pipeline hook set in Python code adds its own text to the key.
     stages_hook: bool
 

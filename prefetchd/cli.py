@@ -20,6 +20,7 @@ from prefetchd.collect import Collected, collect
 from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
+from prefetchd.log_commands import log_group
 from prefetchd.model_options import ModelChoice, model_options, named_target
 from prefetchd.null_device.launcher import run_on_null_device
 from prefetchd.plain_errors import plain_errors
@@ -169,7 +170,7 @@ def null_command(target: str | None, integer_ops: bool, command: tuple[str, ...]
     run_on_null_device(device, command, integer_ops=integer_ops)
 
 
-for command in (run_command, serve_command, stats_command, top_command, keygen_command):
+for command in (run_command, serve_command, stats_command, top_command, keygen_command, log_group):
     main.add_command(command)
 
 

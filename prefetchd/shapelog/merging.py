@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -52,9 +52,12 @@ class Variant(msgspec.Struct, gc=False):
 
 
 class Merged:
-    """All lines of several logs, read once at the start. Raises `LogUnusable` for one that is not there."""
+    """All lines of several logs, read once at the start; `advance` hears the bytes of each.
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    Raises `LogUnusable` for a log that is not there.
+    """
+
+    def __init__(self, paths: Iterable[Path], advance: Callable[[int], None] = lambda size: None) -> None:
         self.files = list(paths)
         self.problems = Problems()
         # Records read; those among them whose variant another one had named; variants beyond the bound.
@@ -66,6 +69,7 @@ class Merged:
         for index, path in enumerate(self.files):
             for line, place in read_places(path):
                 self._add(line, index, place)
+                advance(place.size)
 
     def __len__(self) -> int:
         return len(self._variants)
@@ -90,7 +94,7 @@ class Merged:
                 except (OSError, LogUnusable, msgspec.MsgspecError, RecordError) as error:
                     self.problems.add(f"{self.files[variant.cost.file]}: changed while it was read: {error}")
                     continue
-                if _name(record) == name:
+                if variant_name(record) == name:
                     yield data, record
                 else:
                     self.problems.add(f"{self.files[variant.cost.file]}: changed while it was read")
@@ -116,7 +120,7 @@ class Merged:
                 self.foreign.append(Spot((), file, place.offset, place.size))
 
     def _note(self, record: Record, file: int, place: Place) -> None:
-        name = _name(record)
+        name = variant_name(record)
         found = self._variants.get(name)
         cost = Spot(_cost(record), file, place.offset, place.size)
         if found is None:
@@ -177,7 +181,8 @@ def _combined(variant: Variant, files: _Files) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _name(record: Record) -> bytes:
+def variant_name(record: Record) -> bytes:
+    """A short name of the record's identity, the same everywhere."""
     text = msgspec.json.encode(record.identity)
     return hashlib.blake2b(text, digest_size=16).digest()
 

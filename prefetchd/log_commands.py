@@ -7,7 +7,6 @@ log holds was written by strangers, so nothing of it reaches the terminal but wh
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
@@ -15,9 +14,6 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from prefetchd.config import load_settings
 from prefetchd.plain_errors import plain_errors
@@ -36,8 +32,8 @@ from prefetchd.shapelog.stats import Count, log_stats
 
 # What is over by then needs no progress, and later so often is enough.
 PROGRESS_S = 2.0
-# Shown of a key or a place, so that a line of the table fits a wide terminal.
-SHOWN_TEXT = 60
+# Shown of a line; keys and places may have thousands of characters.
+SHOWN_LINE = 400
 # Rows that a person reads; --limit changes it, --json has them all.
 SHOWN_ROWS = 50
 SHOWN_PROBLEMS = 10
@@ -67,19 +63,14 @@ def show_command(logs: tuple[Path, ...], limit: int, as_json: bool) -> int:
         for part in _show_json(merged):
             click.echo(part, nl=False)
         return 0
-    table = Table("seconds", "compiler", "cause", "host:rank", "when", "key", "request, or called from")
     for number, record in enumerate(merged):
         if limit and number >= limit:
             break
-        table.add_row(*map(plain, _row(record)))
-    console = Console()
-    console.print(table)
+        click.echo("\n".join(printable(line, SHOWN_LINE) for line in _described(record)))
     shown = min(len(merged), limit) if limit else len(merged)
-    console.print(
-        f"{shown} of {len(merged)} variants of {merged.records} records in {len(merged.files)} logs"
-    )
+    click.echo(f"{shown} of {len(merged)} variants of {merged.records} records in {len(merged.files)} logs")
     for started in merged.unfinished[:SHOWN_PROBLEMS]:
-        console.print(plain(f"never ended: {describe_started(started)}", limit=400))
+        click.echo(printable(f"never ended: {describe_started(started)}", SHOWN_LINE))
     _tell_problems(merged.problems.count, merged.problems.first)
     return 0
 
@@ -132,15 +123,19 @@ def stats_command(logs: tuple[Path, ...], as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(stats))
         return 0
-    console = Console()
     for title, rows in (
+        ("all", {"": stats.total}),
         ("compiler", stats.compilers),
-        ("host:rank", stats.ranks),
+        ("rank", stats.ranks),
         ("fingerprint", stats.fingerprints),
     ):
-        console.print(_counts(title, rows, stats.total))
+        ordered = sorted(rows.items(), key=lambda row: (-row[1].seconds, row[0]))
+        for name, count in ordered[:SHOWN_ROWS]:
+            click.echo(f"{title} {printable(name, SHOWN_LINE)}".rstrip() + f": {_counted(count)}")
+        if len(ordered) > SHOWN_ROWS:
+            click.echo(f"... and {len(ordered) - SHOWN_ROWS} more; --json lists all")
     span = f", {moment(stats.first)} to {moment(stats.last)}" if stats.last else ""
-    console.print(
+    click.echo(
         f"{stats.files} logs, {stats.bytes / (1 << 20):.1f} MiB{span}; {stats.published} publications, "
         f"{stats.unfinished} compiles that never ended"
     )
@@ -206,12 +201,7 @@ def progress(files: Iterable[Path], *, quiet: bool) -> Callable[[int], None]:
     return advance
 
 
-def plain(text: object, limit: int = SHOWN_TEXT) -> Text:
-    """A stranger's text, printable and not too long."""
-    return Text(printable(str(text), limit))
-
-
-def printable(text: str, limit: int = SHOWN_TEXT) -> str:
+def printable(text: str, limit: int) -> str:
     """The text without what a terminal would obey."""
     shown = text if len(text) <= limit else text[: limit - 3] + "..."
     return "".join(character if character.isprintable() else "?" for character in shown)
@@ -234,17 +224,16 @@ def describe_started(started: Started) -> str:
     )
 
 
-def _row(record: Record) -> tuple[str, ...]:
-    what = request_text(record.request) if record.request else record.site
-    return (
-        f"{record.seconds:.3f}" if record.ok else f"{record.seconds:.3f} failed",
-        record.compiler,
-        record.cause,
-        f"{record.host}:{record.rank}",
-        moment(record.at),
-        record.key or record.job_digest,
-        what,
+def _described(record: Record) -> Iterator[str]:
+    """The two lines of a variant."""
+    failed = "" if record.ok else ", failed"
+    yield (
+        f"{record.seconds:9.3f} s  {record.cause}{failed}  {record.compiler}  "
+        f"{record.key or record.job_digest or '(no name)'}"
     )
+    asked = f"  {request_text(record.request)}" if record.request else ""
+    site = f"  from {record.site}" if record.site else ""
+    yield f"{'':11}  {record.host}:{record.rank}  {moment(record.at)}{asked}{site}"
 
 
 def request_text(request: dict[str, object]) -> str:
@@ -264,19 +253,18 @@ def _show_json(merged: Merged) -> Iterator[bytes]:
     yield b',"problems":' + problems + b"}\n"
 
 
-def _counts(title: str, rows: dict[str, Count], total: Count) -> Table:
-    names = ("variants", "records", "hits", "late", "unplanned", "mismatch", "failed", "replayable")
-    table = Table(title, *names, "engine seconds")
-    ordered = sorted(rows.items(), key=lambda row: (-row[1].seconds, row[0]))
-    for name, count in [*ordered[:SHOWN_ROWS], ("all", total)]:
-        figures = (f"{getattr(count, figure):,}" for figure in names)
-        table.add_row(plain(name), *figures, f"{count.seconds:,.1f}")
-    return table
+def _counted(count: Count) -> str:
+    reasons = ", ".join(
+        f"{getattr(count, name):,} {name}" for name in ("hits", "late", "unplanned", "mismatch", "failed")
+    )
+    return (
+        f"{count.variants:,} variants ({count.replayable:,} replayable) in {count.records:,} records: "
+        f"{reasons}; {count.seconds:,.1f} s of engine compiles"
+    )
 
 
 def _tell_problems(count: int, first: list[str]) -> None:
     for text in first[:SHOWN_PROBLEMS]:
-        click.echo(f"skipped {printable(text, 400)}", err=True)
+        click.echo(f"skipped {printable(text, SHOWN_LINE)}", err=True)
     if count > SHOWN_PROBLEMS:
         click.echo(f"skipped {count} lines in all", err=True)
-    sys.stderr.flush()

@@ -19,7 +19,16 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from prefetchd.shapelog.reading import Place, Problems, Unreadable, open_log, read_places
-from prefetchd.shapelog.record import Ended, Line, Record, RecordError, Started, decode_record
+from prefetchd.shapelog.record import (
+    Ended,
+    Line,
+    Record,
+    RecordError,
+    Run,
+    Started,
+    decode_record,
+    run_of,
+)
 from prefetchd.shapelog.writer import LogUnusable
 
 # The largest models compile some ten thousand variants. This many take 150 MB while they are merged.
@@ -65,7 +74,7 @@ class Merged:
         # Whole lines of kinds that this version does not know.
         self.foreign: list[Spot] = []
         self._variants: dict[bytes, Variant] = {}
-        self._started: dict[tuple[str, str, int], Started] = {}
+        self._started: dict[Run, Started] = {}
         for index, path in enumerate(self.files):
             for line, place in read_places(path):
                 self._add(line, index, place)
@@ -111,9 +120,9 @@ class Merged:
             self._note(line, file, place)
         elif isinstance(line, Started):
             if len(self._started) < MAX_UNFINISHED:
-                self._started[(line.host, line.process, line.token)] = line
+                self._started[run_of(line)] = line
         elif isinstance(line, Ended):
-            self._started.pop((line.host, line.process, line.token), None)
+            self._started.pop(run_of(line), None)
         elif isinstance(line, Unreadable):
             self.problems.add(line)
             if line.foreign and len(self.foreign) < MAX_UNFINISHED:

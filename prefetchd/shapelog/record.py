@@ -128,6 +128,9 @@ _BAD_BYTES = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, Recurs
 # What a line of a log may be.
 Line = Record | Started | Ended | Published
 
+# One compile in one process of one rank.
+Run = tuple[str, int, str, int]
+
 # Every kind but the record; its line begins with it.
 _KIND_PREFIX = b'{"kind":'
 
@@ -143,6 +146,11 @@ _KNOWN_KINDS = ("started", "ended", "published")
 
 class UnknownKind(RecordError):
     """A whole line of a kind that this version does not know."""
+
+
+def run_of(line: Started | Ended) -> Run:
+    """By what a compile's start and end belong together."""
+    return (line.host, line.rank, line.process, line.token)
 
 
 def encode_line(line: Line) -> bytes:

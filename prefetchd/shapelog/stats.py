@@ -12,7 +12,7 @@ import msgspec
 
 from prefetchd.shapelog.merging import MAX_VARIANTS, variant_name
 from prefetchd.shapelog.reading import Problems, Unreadable, read_places
-from prefetchd.shapelog.record import Ended, Line, Published, Record, Started
+from prefetchd.shapelog.record import Ended, Line, Published, Record, Run, Started, run_of
 
 # Rows of each table. Runs have some dozen ranks and a handful of compilers and fingerprints.
 MAX_ROWS = 512
@@ -72,7 +72,7 @@ def log_stats(paths: Iterable[Path], advance: Callable[[int], None] = lambda siz
     seen: set[bytes] = set()
     for path in paths:
         stats.files += 1
-        running: set[tuple[str, str, int]] = set()
+        running: set[Run] = set()
         for line, place in read_places(path):
             stats.bytes += place.size
             advance(place.size)
@@ -85,7 +85,7 @@ def log_stats(paths: Iterable[Path], advance: Callable[[int], None] = lambda siz
     return stats
 
 
-def _add(stats: LogStats, line: Line, seen: set[bytes], running: set[tuple[str, str, int]]) -> None:
+def _add(stats: LogStats, line: Line, seen: set[bytes], running: set[Run]) -> None:
     match line:
         case Record():
             name = variant_name(line)
@@ -96,9 +96,9 @@ def _add(stats: LogStats, line: Line, seen: set[bytes], running: set[tuple[str, 
             _add_record(stats, line, first and name in seen)
         case Started():
             if len(running) < MAX_VARIANTS:
-                running.add((line.host, line.process, line.token))
+                running.add(run_of(line))
         case Ended():
-            running.discard((line.host, line.process, line.token))
+            running.discard(run_of(line))
         case Published():
             stats.published += 1
 

@@ -1,0 +1,1 @@
+"""What the benchmark scripts share: stored results, counted compiles, engines in miniature."""

@@ -22,13 +22,11 @@ from prefetchd.client import Client
 from prefetchd.config import Settings, load_settings
 from prefetchd.endpoint import find_endpoint
 from prefetchd.guard import Guard
-from prefetchd.introduction import Introduction
+from prefetchd.introduction import ASKED_AHEAD, Introduction
 from prefetchd.protocol import Hello
 
 log = logging.getLogger("prefetchd")
 
-# Those whose keys and directories an engine can be asked for before it has launched anything.
-COMPILERS = ("deep_jit", "triton")
 # Module names by which people know an engine; its own command may be any script.
 ENGINES = ("vllm", "sglang", "tensorrt_llm")
 # A device is chosen within milliseconds of CUDA's start, or never: a process that only asks what devices
@@ -128,5 +126,5 @@ def _client(settings: Settings, device: int) -> Client | None:
             f"endpoint {endpoint.address}: an engine needs a daemon of its own node, by ipc://"
         )
     endpoint.check()
-    introduction = Introduction(engine=engine_name(), compilers=COMPILERS, device=device)
+    introduction = Introduction(engine=engine_name(), compilers=ASKED_AHEAD, device=device)
     return Client(endpoint.address, introduction, wait_ms=settings.wait_ms)

@@ -14,7 +14,7 @@ from pathlib import Path
 from prefetchd.client import Client
 from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
 from prefetchd.endpoint import EndpointError, find_endpoint
-from prefetchd.introduction import Introduction
+from prefetchd.introduction import ASKED_AHEAD, Introduction
 from prefetchd.planner import Planner
 from prefetchd.profiles import Profile, read_profile
 from prefetchd.profiles.codec import encode_profile
@@ -42,11 +42,29 @@ class Handle:
         self.client, self.planner = client, planner
         # Why nothing is attached; empty when something is.
         self.reason = reason
+        # What the daemon was told of the model, and the families that serve it.
+        self.profile: Profile | None = None
+        self.families: dict[str, Provider] = {}
 
     @property
     def attached(self) -> bool:
         """Whether messages go anywhere."""
         return self.client is not None
+
+    def use_profile(self, profile: Profile, max_tokens: int, providers: Iterable[str] = ()) -> None:
+        """Plans by this profile from now on, and has the daemon compile all that it can cause.
+
+        One that no provider serves leaves the engine observed only. Raises what a provider raises.
+        """
+        if self.client is None or self.profile == profile:
+            return
+        self.profile, self.families = profile, _families(profile, providers)
+        self.planner = Planner(profile, self.families, self.client) if self.families else None
+        if self.families:
+            universe = Universe(
+                profile=encode_profile(profile), providers=tuple(self.families), max_tokens=max_tokens
+            )
+            self.client.universe(universe)
 
     def on_schedule(self, batch: Batch) -> None:
         """Tells what the next step will run; see `Planner`."""
@@ -73,36 +91,51 @@ def attach(
     target: Target | None = None,
     max_tokens: int | None = None,
     providers: Iterable[str] = (),
+    or_observe: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Handle:
     """Attaches this rank to the daemon, whether that is there yet or not.
 
     `profile` is one, or its file; without it the setting `profile` names the file. `device` is the CUDA
     device of this rank as this process counts them, and `target` says what it is where that is known already.
+    With `or_observe` an engine without a profile, or with one that no provider serves, is attached all the
+    same: what it compiles is seen and logged, and nothing is planned.
     """
     environment = os.environ if environment is None else environment
     if environment.get(ENABLED_VARIABLE, "") in OFF:
         return Handle(reason=f"{ENABLED_VARIABLE} is not set")
     try:
         settings = load_settings(environment)
-        chosen = _profile(profile, settings)
-        families = _families(chosen, providers)
+        chosen = _profile(profile, settings) if profile or settings.profile or not or_observe else None
+        families = _families(chosen, providers) if chosen else {}
+        if not families and not or_observe:
+            assert chosen is not None
+            raise NotAttached(
+                f"no provider serves {chosen.model}: each asks for nothing; correct the profile's sites or "
+                "install the provider of their ops"
+            )
         introduction = Introduction(
             engine=engine,
-            compilers=dict.fromkeys(name for one in families.values() for name in one.compilers),
+            # An observed engine may use any; one that is not there describes nothing.
+            compilers=ASKED_AHEAD
+            if or_observe
+            else dict.fromkeys(name for one in families.values() for name in one.compilers),
             rank=rank,
             world=world,
             device=device,
             target=target or (load_target(settings.target) if settings.target else None),
         )
         client = Client(_address(settings, environment), introduction, wait_ms=settings.wait_ms)
-        limit = max_tokens or settings.max_tokens
-        client.universe(Universe(profile=encode_profile(chosen), providers=tuple(families), max_tokens=limit))
-        handle = Handle(client, Planner(chosen, families, client))
+        handle = Handle(client)
+        if chosen is not None and families:
+            handle.use_profile(chosen, max_tokens or settings.max_tokens, families)
+        else:
+            client.start()
     except Exception as error:
         log.warning("prefetchd: not attached, the engine goes on alone: %s", error)
         return Handle(reason=str(error))
-    log.info("prefetchd: rank %d attached to %s for %s", rank, client.address, ", ".join(families))
+    what = ", ".join(families) or "what it compiles itself"
+    log.info("prefetchd: rank %d attached to %s for %s", rank, client.address, what)
     return handle
 
 
@@ -118,13 +151,7 @@ def _profile(given: Profile | str | Path | None, settings: Settings) -> Profile:
 def _families(profile: Profile, names: Iterable[str]) -> dict[str, Provider]:
     """The installed providers that have something to say about this profile."""
     found = load_providers(names)
-    serving = {name: one for name, one in found.items() if any(True for _ in one.plan(ORDINARY, profile))}
-    if not serving:
-        raise NotAttached(
-            f"no provider serves {profile.model}: {', '.join(found) or 'none'} asks for nothing; correct the "
-            "profile's sites or install the provider of their ops"
-        )
-    return serving
+    return {name: one for name, one in found.items() if any(True for _ in one.plan(ORDINARY, profile))}
 
 
 def _address(settings: Settings, environment: Mapping[str, str]) -> str:

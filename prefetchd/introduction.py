@@ -24,6 +24,8 @@ from prefetchd.targets import Target, TargetError, probe_target
 
 log = logging.getLogger("prefetchd")
 
+# Compilers whose keys and directories an engine can be asked for before it has launched anything.
+ASKED_AHEAD = ("deep_jit", "triton")
 # Compilers whose fingerprint asks the library itself.
 NEEDED_LIBRARY = {"triton": "triton"}
 # A driver that must first wake its GPUs takes several seconds.

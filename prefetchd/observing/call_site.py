@@ -1,0 +1,34 @@
+"""Where in the engine a kernel was asked for: the first frame that is neither ours, a library's nor torch's.
+
+Walked only when something was compiled. Frames are told by the name of their module, which each holds
+already; no file is read.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+# Packages whose frames stand between an engine's call and its compile. Kernel libraries are not among them:
+# the place in fla or in an engine that launches a kernel is what people look for.
+LIBRARIES = frozenset(
+    {"prefetchd", "torch", "triton", "deep_gemm", "cutlass", "tvm_ffi", "threading", "functools"}
+)
+# Engines that carry a copy of one under their own name.
+VENDORED = (".third_party.deep_gemm", "tensorrt_llm.deep_gemm")
+# An engine's stack has some fifty frames.
+MAX_FRAMES = 200
+
+
+def call_site(frame: FrameType | None = None) -> str:
+    """`module.function (file:line)`; empty where no frame of the engine is left."""
+    frame = frame or sys._getframe(1)
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        module = frame.f_globals.get("__name__") or ""
+        if module.partition(".")[0] not in LIBRARIES and not any(name in module for name in VENDORED):
+            code = frame.f_code
+            return f"{module}.{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""

@@ -141,7 +141,7 @@ def _decoded(record: Record) -> Variant:
     if record.rebuild is None:
         raise NotRebuildable(
             "rebuild: absent: it was compiled from a source of its own (torch.compile, triton.compile), not "
-            "from a kernel that a module holds; nothing can be replayed"
+            "from a kernel of a module, or another hook stood in the place of ours; trace its request instead"
         )
     size = len(str(record.rebuild.get("specialization", "")))
     if size > MAX_SPECIALIZATION_BYTES:

@@ -5,7 +5,7 @@ An aligned batch (every length a whole number of chunks) and then a ragged one, 
     cold        an empty cache
     warm_up     an empty cache; before it serves, the engine runs an aligned batch of new sequences
     candidates  all candidates compiled by `prefetchd warm`; the engine measures them
-    winners     what that engine measured, collected; the winners alone compiled and seeded by `prefetchd warm`
+    winners     what that engine measured, collected; `prefetchd warm` compiles and seeds these alone
 
     python bench/first_contact.py [--arm winners ...] [--family kda ...] [--json FILE] [--null h200]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from tables.counting import triton_kernels
 from tables.hybrid import Kda, Mamba, count_benchmarks
 

@@ -57,7 +57,7 @@ def holders_of_gpu(pids: list[int]) -> list[int]:
     found = []
     for pid in pids:
         try:
-            links = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+            links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue
         if any(link.startswith("/dev/nvidia") for link in links):

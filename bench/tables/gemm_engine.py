@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tables.gemm_traffic import SHAPES, WARM_UPS, traffic
 
 from prefetchd import attach
 from prefetchd.protocol import Batch
+from tables.gemm_traffic import SHAPES, WARM_UPS, traffic
 
 # A call that found its kernel takes below a millisecond; below this the raw numbers of the pass say nothing.
 NOTABLE_MS = 2.0

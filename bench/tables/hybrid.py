@@ -15,8 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from tables.hybrid_sites import HEADS, MAMBA, PRODUCTS, WIDTH
 from torch.nn.functional import logsigmoid
+
+from tables.hybrid_sites import HEADS, MAMBA, PRODUCTS, WIDTH
 
 BF16, FLOAT, INT, FP8 = torch.bfloat16, torch.float32, torch.int32, torch.float8_e4m3fn
 
@@ -33,8 +34,10 @@ class Kda:
     """A KDA layer's recurrence: prefill of packed sequences, decode, and the step after drafts."""
 
     def __init__(self, tokens: int, sequences: int) -> None:
-        from fla.ops.kda import chunk_kda
-        from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
+        from fla.ops.kda import chunk_kda  # type: ignore[import-untyped]
+        from fla.ops.kda.fused_recurrent import (  # type: ignore[import-untyped]
+            fused_recurrent_kda_fwd,
+        )
 
         self._chunk, self._step = chunk_kda, fused_recurrent_kda_fwd
         self._inputs = {name: random(1, tokens, HEADS, WIDTH) for name in ("q", "k", "v")}
@@ -81,14 +84,18 @@ class Mamba:
 
     def __init__(self, tokens: int, sequences: int) -> None:
         _bare_mamba_ssm()
-        from mamba_ssm.ops.triton.selective_state_update import selective_state_update
-        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+        from mamba_ssm.ops.triton.selective_state_update import (  # type: ignore[import-untyped]
+            selective_state_update,
+        )
+        from mamba_ssm.ops.triton.ssd_combined import (  # type: ignore[import-untyped]
+            mamba_chunk_scan_combined,
+        )
 
         self._scan, self._update = mamba_chunk_scan_combined, selective_state_update
         size = MAMBA
         inner, mixed = size.heads * size.head_dim, size.groups * size.state
         self._parts = [inner, mixed, mixed]
-        # What the convolution writes, and what the projection does: a layer's x, B, C and dt are their columns.
+        # What the convolution writes, and what the projection does: x, B, C and dt are columns of these.
         self._convolved = random(tokens, inner + 2 * mixed)
         self._projected = random(tokens, 2 * inner + 2 * mixed + size.heads)
         self._a = -random(size.heads, dtype=FLOAT).exp()

@@ -47,10 +47,11 @@ flags = {{ set = "vllm" }}
 name = "mamba.scan"
 op = "mamba2_prefill"
 home = "mamba_ssm"
-sizes = {{ heads = {0}, head_dim = {1}, groups = {2}, state = {3}, chunk = {4} }}
+sizes = {{ heads = {}, head_dim = {}, groups = {}, state = {}, chunk = {} }}
 flags = {{ }}
 """.format(*MAMBA),
 }
+MAMBA_STEP = "heads = {}, head_dim = {}, groups = {}, state = {}".format(*MAMBA)
 STEPS = f"""
 [[kernels]]
 name = "kda.step"
@@ -63,7 +64,7 @@ flags = {{ set = ["vllm", "vllm-verify"] }}
 name = "mamba.step"
 op = "mamba2_decode"
 home = "mamba_ssm"
-sizes = {{ heads = {MAMBA.heads}, head_dim = {MAMBA.head_dim}, groups = {MAMBA.groups}, state = {MAMBA.state} }}
+sizes = {{ {MAMBA_STEP} }}
 flags = {{ }}
 """
 

@@ -1,0 +1,150 @@
+"""The engine of table 3, in a process of its own: the scheduler's steps as a hybrid model's kernels.
+
+It runs real DeepGEMM, KDA and Mamba2 kernels for every step and waits for the device at its end, as an engine
+does for the tokens. Only the arms with prefetchd attach. Prints nothing; its figures go to a file.
+
+    python replay_engine.py ORDER.json
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefetchd import attach
+from prefetchd.protocol import Batch
+from tables.hybrid_sites import DRAFTS
+from tables.scheduler import BUDGET, MOST_RUNNING, Scheduler, Step, arrivals
+
+# Of the model: enough that a step is a step, and few enough that a minute has thousands.
+LAYERS = ("kda", "mamba", "kda", "kda")
+# What engines run before they serve: short, aligned, new sequences, and decode steps of graphs' sizes.
+WARM_UP_PREFILL = (128,) * (BUDGET // 128)
+WARM_UP_DECODES = (1, 2, 4, 8, 16, 32, 48)
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What to do."""
+
+    seed: int
+    rate: float
+    seconds: float
+    warm_up: bool
+    attach: str
+    result: str
+
+
+class Model:
+    """All layers of the model; they share buffers, since only the launches matter."""
+
+    def __init__(self) -> None:
+        import torch
+
+        from tables.hybrid import Kda, Mamba, Products, count_benchmarks
+
+        self.benchmarks = count_benchmarks()
+        self.torch, self.device = torch, torch.cuda.get_device_name()
+        self._products = Products(BUDGET)
+        self._mixers: dict[str, Any] = {
+            "kda": Kda(BUDGET, MOST_RUNNING * DRAFTS),
+            "mamba": Mamba(BUDGET, MOST_RUNNING),
+        }
+        torch.cuda.synchronize()
+
+    def forward(self, lengths: tuple[int, ...], decodes: int, *, states: bool = True) -> None:
+        """One step; returns when the device is through."""
+        with self.torch.inference_mode():
+            for layer in LAYERS:
+                self._products(sum(lengths) + decodes)
+                if lengths:
+                    self._mixers[layer].prefill(lengths, states=states)
+                if decodes:
+                    self._mixers[layer].decode(decodes)
+        self.torch.cuda.synchronize()
+
+    def suspend(self, sequences: int) -> None:
+        """Verifies the pending drafts of sequences that are put away."""
+        with self.torch.inference_mode():
+            for _ in range(LAYERS.count("kda")):
+                self._mixers["kda"].verify(sequences, DRAFTS)
+        self.torch.cuda.synchronize()
+
+    def warm_up(self) -> None:
+        """A forward of new sequences, and decode steps."""
+        self.forward(WARM_UP_PREFILL, 0, states=False)
+        for decodes in WARM_UP_DECODES:
+            self.forward((), decodes)
+
+
+def batch_of(step: Step) -> Batch:
+    drafts = DRAFTS if step.kind == "suspend" else 0
+    tokens = step.tokens * max(1, drafts)
+    return Batch(
+        tokens=tokens,
+        prefill_lengths=step.lengths,
+        decodes=len(step.decodes),
+        speculative_tokens=drafts,
+    )
+
+
+def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
+    """Steps until the time is over: [begin, kind, milliseconds, tokens] of each, and times to first token."""
+    scheduler = Scheduler(arrivals(order.seed, order.rate))
+    steps: list[list[Any]] = []
+    # As engines do after their start: what lives on is no longer looked at by the garbage collector.
+    gc.collect()
+    gc.freeze()
+    begun = time.perf_counter()
+    while (now := time.perf_counter() - begun) < order.seconds:
+        scheduler.admit(now)
+        step = scheduler.next_step()
+        if step is None:
+            time.sleep(max(0.0, min(scheduler.next_arrival, order.seconds) - now))
+            continue
+        if handle is not None:
+            handle.on_schedule(batch_of(step))
+        if step.kind == "suspend":
+            model.suspend(len(step.decodes))
+        else:
+            model.forward(step.lengths, len(step.decodes))
+        ended = time.perf_counter() - begun
+        scheduler.ended(step, ended)
+        steps.append([round(now, 3), step.kind, round((ended - now) * 1e3, 2), step.tokens])
+    over = time.perf_counter() - begun
+    # Whoever still waits at the end waited at least that long.
+    first = [
+        round((over if one.first_token is None else one.first_token) - one.arrival.at, 4)
+        for one in scheduler.sequences
+    ]
+    waiting = sum(one.first_token is None for one in scheduler.sequences)
+    return {"steps": steps, "ttft_s": first, "still_waiting": waiting}
+
+
+def main(path: str) -> None:
+    order = msgspec.json.decode(Path(path).read_bytes(), type=Order)
+    if order.attach:
+        import triton  # noqa: F401  attached before it, the first hello would not describe its cache
+    handle = attach(order.attach, engine="bench", max_tokens=BUDGET) if order.attach else None
+    model = Model()
+    moments = {"loaded": time.time()}
+    if order.warm_up:
+        model.warm_up()
+    warm_up_benchmarks = len(model.benchmarks)
+    moments["serving"] = time.time()
+    served = serve(model, order, handle)
+    moments["ended"] = time.time()
+    if handle is not None:
+        handle.close()
+    found = {"device": model.device, "versions": {"torch": model.torch.__version__}, "moments": moments}
+    found |= {"benchmarks": len(model.benchmarks) - warm_up_benchmarks, **served}
+    Path(order.result).write_text(json.dumps(found | {"reason": handle.reason if handle else ""}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -61,7 +61,7 @@ def compact(path: Path) -> Compacted:
     """Keeps of a log one record a variant. Raises `LogUnusable`, also while an engine may append to it."""
     # Never creates the file, as the locking would.
     open_log(path).close()
-    lock = open_locked(path, fcntl.LOCK_EX)
+    lock = open_locked(path, fcntl.LOCK_EX, attempts=1)
     try:
         before = os.fstat(lock).st_size
         merged = Merged([path])

@@ -175,9 +175,9 @@ def process_name() -> str:
     return _names["name"]
 
 
-def open_locked(path: Path, lock: int) -> int:
+def open_locked(path: Path, lock: int, attempts: int = OPEN_ATTEMPTS) -> int:
     """The file under that name, created if absent, with a lock that was free. Raises `LogUnusable`."""
-    for _ in range(OPEN_ATTEMPTS):
+    for left in reversed(range(attempts)):
         try:
             file = os.open(path, _MODE, 0o600)
         except OSError as error:
@@ -190,7 +190,8 @@ def open_locked(path: Path, lock: int) -> int:
                 kept, file = file, -1
                 return kept
         except BlockingIOError:
-            time.sleep(OPEN_INTERVAL_S)
+            if left:
+                time.sleep(OPEN_INTERVAL_S)
         except FileNotFoundError:
             # Replaced or removed just now.
             continue

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from prefetchd.compilers.deep_gemm_package import import_package
 from prefetchd.profiles import GemmSite, Profile, m_for_batch, m_ranges
 from prefetchd.protocol import (
     REQUEST_TYPES,
@@ -91,6 +92,7 @@ class DeepGemmProvider(Provider):
         """Imports torch and the library."""
         try:
             with _nothing_initialised():
+                import_package()
                 from .deep_gemm_ops import attention, dense, grouped, mega, others  # noqa: F401
         except (ImportError, OSError, RuntimeError) as error:
             raise Unavailable(f"deep_gemm does not load: {error}") from error

@@ -1,13 +1,16 @@
 """Which deep_gemm is installed, told from its files alone.
 
 Importing it would import torch and need a device, and the daemon has neither; so the package is located
-without being run, and its JIT line is told by a name in its extension module.
+without being run, and its JIT line is told by a name in its extension module. vLLM brings a copy of its own
+and uses that where no other is installed; so do we, or keys would be those of a library nobody runs.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from enum import StrEnum
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +19,8 @@ import msgspec
 from prefetchd.compilers.base import CompilerUnavailable
 
 PACKAGE = "deep_gemm"
+# vLLM's copy, looked for second as vLLM itself does.
+VENDORED = ("vllm", "third_party/deep_gemm")
 # DeepJIT's marker of a complete cache entry; the older line has no such file.
 DEEP_JIT_MARKER = b".committed"
 
@@ -38,15 +43,35 @@ class Package(msgspec.Struct, frozen=True):
 def find_package(directory: Path | None = None) -> Package:
     """The package in `directory`, else the one Python would import. Raises `CompilerUnavailable`."""
     if directory is None:
-        # Only a top-level name is asked for: its spec is found without importing anything.
-        spec = find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
+        directory = _installed() or _vendored()
+        if directory is None:
             raise CompilerUnavailable(
                 "deep_gemm is not installed for this Python. Install sgl-deep-gemm, or run prefetchd "
                 "with the engine's own interpreter"
             )
-        directory = Path(spec.origin).parent
     return Package(directory=directory, line=_line(directory), version=_version(directory))
+
+
+def import_package() -> None:
+    """Has `import deep_gemm` give an engine's own copy where no other is installed. Raises `ImportError`."""
+    if PACKAGE not in sys.modules and _installed() is None and _vendored() is not None:
+        engine, place = VENDORED
+        sys.modules[PACKAGE] = import_module(f"{engine}.{place.replace('/', '.')}")
+
+
+def _installed() -> Path | None:
+    # Only a top-level name is asked for: its spec is found without importing anything.
+    spec = find_spec(PACKAGE)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def _vendored() -> Path | None:
+    engine, place = VENDORED
+    spec = find_spec(engine)
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (directory := Path(root) / place).is_dir():
+            return directory
+    return None
 
 
 def include_digest(package: Package) -> str:

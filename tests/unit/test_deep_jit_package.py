@@ -53,3 +53,18 @@ def test_a_package_without_a_version_is_still_usable(tmp_path: Path) -> None:
     (directory / "VERSION").unlink()
 
     assert find_package(directory).version == "unknown"
+
+
+def test_the_engines_own_copy_is_found_where_no_other_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "vllm/third_party/deep_gemm"
+    (copy / "include/deep_gemm").mkdir(parents=True)
+    (tmp_path / "vllm/__init__.py").write_text("raise RuntimeError('located, not imported')")
+    (copy / "_C.so").write_bytes(b"ELF .committed")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
+
+    found = find_package()
+
+    assert (found.directory, found.line) == (copy, Line.DEEP_JIT)

@@ -45,7 +45,8 @@ class Family:
 
     def run(self, arm: str) -> Run:
         """Figures of one arm. Raises `EngineFailed`."""
-        cache, facts = self.folder / arm, {}
+        cache = self.folder / arm
+        facts: Run = {}
         cache.mkdir()
         if arm in ("candidates", "winners"):
             given = ["--winners", str(self.winners)] if arm == "winners" else []

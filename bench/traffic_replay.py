@@ -1,7 +1,7 @@
-"""Table 3: time to first token and the longest step of a hybrid model under traffic, with and without prefetchd.
+"""Table 3: time to first token and the longest step of a hybrid model under traffic.
 
-A scripted scheduler (chunked prefill with ragged remainders, decode, a suspend path) drives real DeepGEMM, KDA
-and Mamba2 kernels; requests arrive by a Poisson process. The arms, in turn, each in a fresh cache:
+A scripted scheduler (chunked prefill with ragged remainders, decode, a suspend path) drives real DeepGEMM,
+KDA and Mamba2 kernels; requests arrive by a Poisson process. The arms, in turn, each in a fresh cache:
 
     without  before it serves, the engine runs an aligned batch of new sequences and decode steps
     live     no warm-up; `prefetchd serve` started together with the engine, nothing known before
@@ -42,7 +42,7 @@ KEEP_RESULTS = {"TRITON_CACHE_AUTOTUNING": "1"}
 
 
 class Place:
-    """Directories that every round of an arm finds again under the same name, since kernels name their own."""
+    """Directories that every round of an arm finds under the same name, since kernels name their own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._kept = folder, folder.parent / f"{folder.name}.kept"
@@ -83,9 +83,8 @@ class Arm:
             wait_for_engine(engine, self._log)
             spans = nvcc.spans()
         facts["load_average"]["end"] = load_average()
-        return facts | self._figures(
-            json.loads((self.folder / "result.json").read_text()), begun, spans, facts
-        )
+        said = json.loads((self.folder / "result.json").read_text())
+        return facts | self._figures(said, begun, spans, facts.get("daemon", {}))
 
     @property
     def _log(self) -> Path:
@@ -171,9 +170,9 @@ class Arm:
         finally:
             daemon.close()
 
-    def _figures(self, said: dict[str, Any], begun: float, spans: list[Span], facts: dict[str, Any]) -> Run:
+    def _figures(self, said: dict[str, Any], begun: float, spans: list[Span], daemon: dict[str, Any]) -> Run:
         serving = said["moments"]["serving"]
-        drained = facts.get("daemon", {}).get("drained_s")
+        drained = daemon.get("drained_s")
         since = None if drained is None else drained - (serving - begun)
         figures: dict[str, Any] = {
             "first_request_s": round(serving - begun, 2),

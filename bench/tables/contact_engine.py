@@ -28,7 +28,7 @@ TOKENS, SEQUENCES = 2048, 32
 
 def main(family: str, cache: str, result: str, *flags: str) -> None:
     measured = count_benchmarks()
-    layer: Kda | Mamba = {"kda": Kda, "mamba": Mamba}[family](TOKENS, SEQUENCES)
+    layer = Kda(TOKENS, SEQUENCES) if family == "kda" else Mamba(TOKENS, SEQUENCES)
     # What any process on a GPU pays once: the context, and torch's own first kernels.
     torch.ones(8, device="cuda").sum().item()
 

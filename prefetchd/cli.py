@@ -27,6 +27,7 @@ from prefetchd.plain_errors import plain_errors
 from prefetchd.profiles import Profile, ProfileError, write_profile
 from prefetchd.progress import Progress, progress_for
 from prefetchd.provider import Provider, load_providers
+from prefetchd.replay import replay_command
 from prefetchd.run import run_command
 from prefetchd.serve_commands import keygen_command, serve_command, stats_command, top_command
 from prefetchd.signals import cancel_on_signals
@@ -170,7 +171,15 @@ def null_command(target: str | None, integer_ops: bool, command: tuple[str, ...]
     run_on_null_device(device, command, integer_ops=integer_ops)
 
 
-for command in (run_command, serve_command, stats_command, top_command, keygen_command, log_group):
+for command in (
+    run_command,
+    replay_command,
+    serve_command,
+    stats_command,
+    top_command,
+    keygen_command,
+    log_group,
+):
     main.add_command(command)
 
 

@@ -162,7 +162,7 @@ def _check_names(variant: Variant, environment: Mapping[str, str]) -> None:
         )
     for field, text in (("module", variant.module), ("name", variant.name)):
         check_dotted(f"rebuild.{field}", text)
-    _check_module("rebuild.module", variant.module, environment)
+    check_module("rebuild.module", variant.module, environment)
 
 
 def check_dotted(field: str, text: str) -> None:
@@ -171,7 +171,8 @@ def check_dotted(field: str, text: str) -> None:
         raise NotRebuildable(f"{field}: {text[:100]!r} is not a plain dotted name; not a record of ours")
 
 
-def _check_module(field: str, module: str, environment: Mapping[str, str]) -> None:
+def check_module(field: str, module: str, environment: Mapping[str, str]) -> None:
+    """Raises `NotRebuildable` for a module outside the allowed packages, and for one that is not here."""
     named = environment.get(REPLAY_PACKAGES_VARIABLE, "").split(",")
     allowed = (*HOME_PACKAGES, *(package.strip() for package in named if package.strip()))
     if not any(module == package or module.startswith(f"{package}.") for package in allowed):
@@ -259,7 +260,7 @@ def _check_specialization(found: Specialization, variant: Variant, environment: 
         _check_type(f"rebuild.specialization.signature.{name[:100]}", type_)
     for module, name in _functions(found):
         check_dotted("rebuild.specialization.constant_vals.jit_function", f"{module}.{name}")
-        _check_module("rebuild.specialization.constant_vals.jit_function", module, environment)
+        check_module("rebuild.specialization.constant_vals.jit_function", module, environment)
     _check_options(found.options, environment)
 
 

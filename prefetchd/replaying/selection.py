@@ -131,6 +131,13 @@ class Rebuilder:
         self.jobs.setdefault((job.compiler, job.key), with_cost(job, record.seconds))
         return True
 
+    def is_native(self, record: Record) -> bool:
+        """Whether the record was made under this fingerprint and on this device. Raises nothing."""
+        try:
+            return not self._is_foreign(record, self._load(record.compiler))
+        except CompilerUnavailable:
+            return False
+
     def _is_foreign(self, record: Record, compiler: Compiler) -> bool:
         target, name = self._target, record.compiler
         if record.capability not in (0, target.capability) or record.sm_count not in (0, target.sm_count):

@@ -1,0 +1,79 @@
+"""`prefetchd replay`: what engines had to compile themselves, compiled ahead of their next start.
+
+Exit status as `warm`'s: 0 everything in the logs that is meant for this target is published, 1 something was
+refused, failed or is not covered (records of another fingerprint are not), 2 the command could not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import click
+import msgspec
+
+from prefetchd.config import Settings, compile_settings, load_settings
+from prefetchd.model_options import named_target
+from prefetchd.plain_errors import plain_errors
+from prefetchd.progress import Progress, progress_for
+from prefetchd.provider import Provider, load_providers
+from prefetchd.replaying.report import Replayed, lines
+from prefetchd.replaying.run import ReplayPlan, replay
+from prefetchd.shapelog import LogUnusable, log_directory
+from prefetchd.signals import cancel_on_signals
+from prefetchd.targets import preset_names
+
+# What a person reads at the end; the whole list is in --json.
+SHOWN_PROBLEMS = 10
+
+
+@click.command("replay")
+@click.argument("logs", metavar="LOG...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--target",
+    help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(0),
+    help="Compile processes at a time. Default: what cgroup and affinity allow.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@plain_errors(LogUnusable)
+def replay_command(logs: tuple[Path, ...], target: str | None, jobs: int | None, as_json: bool) -> int:
+    """Compile ahead what the shape logs LOG (files or directories) say that engines compiled themselves.
+
+    Without LOG: the logs of this machine's engines (PREFETCHD_LOG_DIR). Winners beside the logs are seeded.
+    """
+    settings = load_settings()
+    if jobs is not None:
+        settings = msgspec.structs.replace(settings, jobs=jobs)
+    name, device = named_target(target or settings.target)
+    plan = ReplayPlan(
+        target_name=name,
+        target=device,
+        logs=logs or (log_directory(settings.log_dir, os.environ),),
+    )
+    replayed = asyncio.run(_replay(plan, load_providers(), settings, progress_for(as_json)))
+    if as_json:
+        click.echo(msgspec.json.encode(replayed))
+    else:
+        _show(replayed)
+    return 0 if replayed.complete else 1
+
+
+async def _replay(
+    plan: ReplayPlan, providers: dict[str, Provider], settings: Settings, progress: Progress
+) -> Replayed:
+    cancel_on_signals()
+    return await replay(plan, providers, settings, compile_settings(settings, os.environ), progress)
+
+
+def _show(replayed: Replayed) -> None:
+    for line in lines(replayed):
+        click.echo(line)
+    for problem in replayed.problems[:SHOWN_PROBLEMS]:
+        click.echo(f"{problem.what}: {problem.kind}: {problem.text}")
+    if len(replayed.problems) > SHOWN_PROBLEMS:
+        click.echo(f"... and {len(replayed.problems) - SHOWN_PROBLEMS} more; --json lists all")

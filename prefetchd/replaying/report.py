@@ -1,0 +1,73 @@
+"""What a replay reports: of every record what became of it, of every refusal its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from prefetchd.coverage import Problem, WinnerFigures
+
+
+class Replayed(msgspec.Struct, kw_only=True):
+    """What `replay --json` prints. `records` are variants, each counted once however many logs name it.
+
+    Of these, `foreign` (made under another fingerprint or on another device, with no request that can be
+    traced here) and `engine_failed` (the engine's own compile of it failed) are left alone and are no fault;
+    `refused` ones cannot be replayed, for the reasons in `problems`. `variants` are the keys wanted here, by
+    traces and from records: `present` in the cache before, `compiled`, or `failed`. `uncovered` counts
+    records whose request was traced and still compiles.
+    """
+
+    target: str
+    logs: list[str] = []
+    records: int = 0
+    # Lines of the logs that are none, among them what a killed writer left.
+    unreadable: int = 0
+    foreign: int = 0
+    engine_failed: int = 0
+    refused: int = 0
+    # Requests traced, and jobs made of a record alone.
+    requests: int = 0
+    rebuilt: int = 0
+    variants: int = 0
+    present: int = 0
+    compiled: int = 0
+    failed: int = 0
+    uncovered: int = 0
+    # Seconds that the engines spent on what is replayed.
+    engine_s: float = 0.0
+    winners: WinnerFigures | msgspec.UnsetType = msgspec.UNSET
+    trace_s: float = 0.0
+    compile_wall_s: float = 0.0
+    compile_cpu_s: float = 0.0
+    prove_s: float = 0.0
+    problems: list[Problem] = []
+    quarantined: list[str] = []
+    notes: list[str] = []
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that could be meant for this target is published now."""
+        return not (self.refused or self.failed or self.uncovered)
+
+
+def lines(replayed: Replayed) -> Iterator[str]:
+    """The report for a person, problems left out."""
+    yield (
+        f"{replayed.records} records in {len(replayed.logs)} logs: {replayed.requests} requests traced, "
+        f"{replayed.rebuilt} rebuilt from their record, {replayed.foreign} of another fingerprint or device, "
+        f"{replayed.engine_failed} failed in the engine, {replayed.refused} refused"
+    )
+    yield (
+        f"{replayed.variants} variants: {replayed.present} in the cache, compiled {replayed.compiled}, "
+        f"failed {replayed.failed}; {replayed.uncovered} records not covered"
+    )
+    if replayed.unreadable:
+        yield f"{replayed.unreadable} lines are no records"
+    if figures := replayed.winners:
+        yield f"winners: {figures.seeded} seeded now, {figures.present} there before"
+    for note in replayed.notes:
+        yield f"note: {note}"
+    for path in replayed.quarantined:
+        yield f"quarantined a corrupt entry: {path}"

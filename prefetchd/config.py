@@ -80,6 +80,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wait_ms: NotNegative = 0
     # The model's profile file, for engines that do not hand one to `attach`.
     profile: str | None = None
+    # Whether an engine goes through its warm-up passes though all that they compile is in the cache.
+    keep_warmup: bool = False
+    # How long an engine's start waits for kernels under way, before its own warm-up compiles them one by one.
+    warmup_wait_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     # Where shape logs lie; unset: `prefetchd` in $XDG_STATE_HOME, else in ~/.local/state.
     log_dir: str | None = None

@@ -1,9 +1,9 @@
 """Where vLLM's V1 engine gets us called, in whichever of its processes the place happens to run.
 
-A worker attaches before it loads the model, with the device it has chosen, and again says what it knows once
-the modules are built. The engine's core hands each scheduled step to the planner: by the worker's handle where
-both are one process, else by one of its own. The subtle rule is that only a vLLM whose series was tried is
-hooked like this; any other one is observed, which needs none of its functions but the worker's start.
+A worker attaches before it loads the model, with the device it has chosen, and says more once the modules
+are built. The engine's core hands each scheduled step to the planner: by the worker's handle where both are
+one process, else by one of its own. The subtle rule is that only a vLLM whose series was tried is hooked like
+this; any other one is observed, which needs none of its functions but the worker's start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """vLLM's warm-up passes, left out where all that they would compile is in the cache already.
 
 DeepGEMM's pass walks hundreds of row counts, one after another, only to have their kernels compiled. The
-daemon knows whether every row count of the model is published; then the pass compiles nothing, and is skipped.
-The subtle rule: only what the daemon vouches for sweep by sweep counts. No answer, a sweep that failed or one
-that is under way leave the pass as vLLM has it, and so does `PREFETCHD_KEEP_WARMUP=1`.
+daemon knows whether every row count of the model is published; then the pass compiles nothing, and is
+skipped. The subtle rule: only what the daemon vouches for sweep by sweep counts. No answer, a sweep that
+failed or one that is under way leave the pass as vLLM has it, and so does `PREFETCHD_KEEP_WARMUP=1`.
 """
 
 from __future__ import annotations

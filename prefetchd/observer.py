@@ -1,10 +1,8 @@
 """What the engine compiled itself, and why: pure bookkeeping, told by one thin adaptor a compile system.
 
 The subtle rule is what counts as an *engine compile*: only what an adaptor reports by `started` and `ended`.
-A variant found on disk (`hit`), a module load and a benchmark of a tuner are none, however long they take. A
-compile is judged at its start, because what is published while it runs was late and not overlooked: published
-for this engine before and compiled all the same is a *mismatch*, asked for and not there yet is *late*,
-anything else is *unplanned*.
+A variant found on disk (`hit`), a module load and a benchmark of a tuner are none, however long they take.
+Why it was one is told in `observing/knowledge.py`, how it differs from what was known in `changes.py`.
 
 Clock and sink are passed in, and nothing here reads a file or a socket. Every method may be called from any
 thread and raises nothing into its caller, with one exception that is asked for: `enforce`, in fail-fast mode.
@@ -18,11 +16,11 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from prefetchd.guard import Guard, guarded
 from prefetchd.observing.changes import UNBOUNDED_AFTER, Changes
+from prefetchd.observing.knowledge import Alone, Knowledge, Reason, judge
 from prefetchd.protocol import Event, MalformedRequest, encode_request, request_from_fields
 from prefetchd.shapelog import Cause, Record
 from prefetchd.winners import Winner
@@ -45,56 +43,6 @@ class EngineCompiled(RuntimeError):
     """In fail-fast mode: the engine compiled a kernel itself; the text says which, where and why."""
 
 
-class Reason(StrEnum):
-    """Why an engine compiled, or (`PLANNED`) did not need to."""
-
-    PLANNED = "planned"
-    LATE = "late"
-    UNPLANNED = "unplanned"
-    MISMATCH = "mismatch"
-    DAEMON_DOWN = "daemon_down"
-
-
-class Knowledge(Protocol):
-    """What this process knows of its daemon."""
-
-    def reachable(self) -> bool:
-        """Whether a daemon answers; False only where one was expected."""
-        ...
-
-    def published(self, compiler: str, key: str) -> bool:
-        """Whether it said that this variant lies where the engine looks."""
-        ...
-
-    def asked(self, request: Mapping[str, Any]) -> bool:
-        """Whether this request, by its wire fields, was asked for ahead."""
-        ...
-
-    def mismatched(self) -> bool:
-        """Whether it said that its keys differ from this engine's."""
-        ...
-
-
-class Alone:
-    """The knowledge of an engine without a daemon: nobody promised anything, so nothing is late."""
-
-    def reachable(self) -> bool:
-        """Nobody is missing."""
-        return True
-
-    def published(self, compiler: str, key: str) -> bool:
-        """Nothing is."""
-        return False
-
-    def asked(self, request: Mapping[str, Any]) -> bool:
-        """Nothing was."""
-        return False
-
-    def mismatched(self) -> bool:
-        """There is nothing to differ from."""
-        return False
-
-
 class Started(NamedTuple):
     """One compile that runs; `at` by the wall clock. What a hang is attributed by."""
 
@@ -106,17 +54,19 @@ class Started(NamedTuple):
     at: float
     # Whether the variant was said to be published before it began.
     published: bool
+    # Whether its begin was told to the sink, which then hears of its end too.
+    told: bool = False
 
 
 class Sink(Protocol):
     """Where reports go. Called on the engine's thread, so each returns at once; failures are caught."""
 
     def began(self, started: Started) -> None:
-        """A compile runs; to be seen from outside even if it never ends."""
+        """A compile of a variant that is new here; `over` follows, unless it hangs."""
         ...
 
     def over(self, token: int) -> None:
-        """It runs no more."""
+        """The compile of `began` has ended."""
         ...
 
     def record(self, record: Record) -> None:
@@ -158,8 +108,20 @@ class Observer:
         self._verdicts = threading.local()
 
     @guarded(0)
-    def started(self, compiler: str, *, key: str = "", digest: str = "", site: str = "") -> int:
-        """A compile begins in this thread. The token names it until `ended`; 0 names none."""
+    def started(
+        self,
+        compiler: str,
+        *,
+        key: str = "",
+        digest: str = "",
+        site: str = "",
+        at: float | None = None,
+        over: bool = False,
+    ) -> int:
+        """A compile begins. The token names it until `ended`; 0 names none.
+
+        Who hears of it late says when it began, by the wall clock, and whether it is over by now.
+        """
         published = bool(key) and self.knowledge.published(compiler, key)
         started = Started(
             token=next(self._tokens),
@@ -167,14 +129,16 @@ class Observer:
             key=key[:MAX_NAME],
             digest=digest[:MAX_NAME],
             site=(site or self._site())[:MAX_TEXT],
-            at=self._clock(),
+            at=self._clock() if at is None else at,
             published=published,
         )
         with self._lock:
+            started = started._replace(told=not over and self._is_new(started))
             self._open[started.token] = started
             if len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
-        self._sink.began(started)
+        if started.told:
+            self._sink.began(started)
         if started.key or started.digest:
             self._sink.event(_event(started, "started"))
         return started.token
@@ -188,6 +152,7 @@ class Observer:
         ok: bool = True,
         key: str = "",
         digest: str = "",
+        site: str = "",
         provider: str = "",
         request: dict[str, Any] | None = None,
         rebuild: dict[str, Any] | None = None,
@@ -198,11 +163,12 @@ class Observer:
             started = self._open.pop(token, None)
         if started is None:
             return
-        self._sink.over(token)
         named = started._replace(
-            key=key[:MAX_NAME] or started.key, digest=digest[:MAX_NAME] or started.digest
+            key=key[:MAX_NAME] or started.key,
+            digest=digest[:MAX_NAME] or started.digest,
+            site=site[:MAX_TEXT] or started.site,
         )
-        reason = self._reason(named, request)
+        reason = judge(self.knowledge, named.compiler, named.key, named.published, request)
         with self._lock:
             self._count(named.compiler, reason, seconds)
             first = self._first(named)
@@ -298,17 +264,6 @@ class Observer:
         self._open, self._figures = OrderedDict(), {}
         self._verdicts = threading.local()
 
-    def _reason(self, compile_: Started, request: Mapping[str, Any] | None) -> Reason:
-        known = self.knowledge
-        if not known.reachable():
-            return Reason.DAEMON_DOWN
-        if compile_.published:
-            return Reason.MISMATCH
-        asked = request is not None and known.asked(request)
-        if asked or (compile_.key and known.published(compile_.compiler, compile_.key)):
-            return Reason.MISMATCH if known.mismatched() else Reason.LATE
-        return Reason.UNPLANNED
-
     def _verdict(self, compile_: Started, reason: Reason, seconds: float, changed: str) -> None:
         if self.on_compile == "ignore":
             return
@@ -324,12 +279,17 @@ class Observer:
                 "the engine serves, or set the variable to warn"
             )
 
+    def _is_new(self, compile_: Started) -> bool:
+        """Whether it has a name that was not met here."""
+        name = compile_.key or compile_.digest
+        return bool(name) and (compile_.compiler, name) not in self._seen
+
     def _first(self, compile_: Started) -> bool:
-        """Whether this variant is new here; one without any name always is."""
+        """Whether this variant is met the first time, as one without a name always is; then it is known."""
         name = compile_.key or compile_.digest
         if not name:
             return True
-        if (compile_.compiler, name) in self._seen:
+        if not self._is_new(compile_):
             return False
         self._seen[compile_.compiler, name] = None
         if len(self._seen) > MAX_SEEN:

@@ -26,6 +26,7 @@ from prefetchd.compilers.triton_cache import digest_of
 from prefetchd.compilers.triton_capture import Variant, jit_function
 from prefetchd.compilers.triton_keys import differences
 from prefetchd.config import REPLAY_PACKAGES_VARIABLE
+from prefetchd.lean_import import lean_import
 from prefetchd.shapelog import Record
 
 # Where the kernels live that our own providers launch: the homes' packages. A list of its own, since a replay
@@ -338,7 +339,7 @@ def find_function(variant: Variant) -> Any:
     """
     where = f"the kernel {variant.module}.{variant.name}"
     try:
-        found: Any = import_module(variant.module)
+        found: Any = _import(variant.module)
         for name in variant.name.split("."):
             found = getattr(found, name)
             if isinstance(found, ModuleType) or name.startswith("__"):
@@ -355,3 +356,14 @@ def find_function(variant: Variant) -> Any:
             f"{where} is {'.'.join(home)} here; the engine's package is another version: record it anew"
         )
     return function
+
+
+def _import(module: str) -> ModuleType:
+    """As an engine does, or with bare parents where these want extensions that no kernel needs."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package, _, leaf = module.rpartition(".")
+        if not package:
+            raise
+        return lean_import(package, leaf).get(leaf) or import_module(module)

@@ -20,6 +20,7 @@ from prefetchd.collect import Collected, collect
 from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
+from prefetchd.learned_profile import profile_command
 from prefetchd.log_commands import log_group
 from prefetchd.model_options import ModelChoice, model_options, named_target
 from prefetchd.null_device.launcher import run_on_null_device
@@ -179,6 +180,7 @@ for command in (
     top_command,
     keygen_command,
     log_group,
+    profile_command,
 ):
     main.add_command(command)
 

@@ -29,7 +29,17 @@ def start_engine(
     environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(path)}
     command = [sys.executable, "-m", module, *map(str, arguments)]
     if null:
-        command = [sys.executable, "-m", "prefetchd", "null", "--target", null, "--", *command]
+        command = [
+            sys.executable,
+            "-m",
+            "prefetchd",
+            "null",
+            "--target",
+            null,
+            "--integer-ops",
+            "--",
+            *command,
+        ]
     with log.open("ab") as output:
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output

@@ -20,6 +20,7 @@ from prefetchd.collect import Collected, collect
 from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
 from prefetchd.doctor import examine, render
+from prefetchd.explain import explain_command
 from prefetchd.learned_profile import profile_command
 from prefetchd.log_commands import log_group
 from prefetchd.model_options import ModelChoice, model_options, named_target
@@ -179,6 +180,7 @@ for command in (
     stats_command,
     top_command,
     keygen_command,
+    explain_command,
     log_group,
     profile_command,
 ):

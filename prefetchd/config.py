@@ -27,6 +27,7 @@ NULL_VARIABLE = "PREFETCHD_NULL"  # "1" in a process on the null device
 NULL_TARGET_VARIABLE = "PREFETCHD_NULL_TARGET"  # the target's fields, read by the shim
 NULL_INTEGER_OPS_VARIABLE = "PREFETCHD_NULL_INTEGER_OPS"  # "1": small integer operators are computed
 NULL_CALLS_VARIABLE = "PREFETCHD_NULL_CALLS"  # file or "stderr": unanswered entry points, at exit
+BAKE_VARIABLE = "PREFETCHD_BAKE"  # the directory with the order of an engine that is baked
 STAND_IN_MODE_VARIABLE = "PREFETCHD_NVCC_MODE"  # "capture", "forbid" or "observe", read by the nvcc stand-in
 STAND_IN_MISSES_VARIABLE = "PREFETCHD_NVCC_MISSES"  # where it notes the compiles it refused
 STAND_IN_SPOOL_VARIABLE = "PREFETCHD_NVCC_SPOOL"  # where it notes the compiles it passed through

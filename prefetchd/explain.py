@@ -56,7 +56,8 @@ WHY = {
     "unplanned": "nobody had asked for it: no provider names it for this model. Replay this log "
     "(`prefetchd replay`), or plan with the profile that `prefetchd profile --from-log` learns from it",
     "late": "it was asked for and not published yet when the engine reached it. Start earlier "
-    "(`prefetchd warm`, replay), give it more compile slots (PREFETCHD_JOBS), or let the engine wait (PREFETCHD_WAIT_MS)",
+    "(`prefetchd warm`, replay), give it more compile slots (PREFETCHD_JOBS), or let the engine wait "
+    "(PREFETCHD_WAIT_MS)",
     "mismatch": "it was published for this engine and not found by it: their keys differ. `prefetchd stats` "
     "names the field that differs, `prefetchd doctor` what to change",
     "planned": "it was ready: published before the engine reached it",
@@ -196,10 +197,7 @@ def tell(story: Story) -> Iterator[str]:
     """The story, line by line."""
     yield f"{story.compiler} {story.key or '(no name)'}"
     yield f"  what: {_what(story)}"
-    asked = (
-        f"provider {story.provider} knows the request" if story.provider else "no provider is known for it"
-    )
-    yield f"  asked: {asked}"
+    yield f"  asked: {_asked(story)}"
     yield (
         f"  cost: {story.compiles} engine compiles on {len(story.ranks)} ranks, {story.seconds:.3f} s; "
         f"{story.hits} times ready, {story.publications} times published ahead"
@@ -307,6 +305,17 @@ def _what(story: Story) -> str:
         if isinstance(value, (str, int, float)) and len(str(value)) <= SHOWN_VALUE
     )
     return f"a kernel without a known request: {' '.join(told) or 'see --json'}"
+
+
+def _asked(story: Story) -> str:
+    """Who wanted it before the engine did."""
+    if any(story.causes.get(cause) for cause in ("planned", "late", "mismatch")):
+        return (
+            f"ahead of the engine, by provider {story.provider}" if story.provider else "ahead of the engine"
+        )
+    if story.provider:
+        return f"by nobody; provider {story.provider} knows the request and did not name it for this model"
+    return "by nobody, and no provider is known for it"
 
 
 def _sighting(record: Record) -> str:

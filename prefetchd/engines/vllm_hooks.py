@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from prefetchd.attaching import attach
+from prefetchd.baking.order import read_order
 from prefetchd.engines.hooks import NotFound, when_imported, wrap
 from prefetchd.engines.seat import Seat
 from prefetchd.engines.vllm_batch import batch_of
@@ -35,7 +36,12 @@ seat = Seat(attach)
 
 
 def install() -> None:
-    """Hooks this process, once. Raises nothing."""
+    """Hooks this process, once. Raises nothing, unless this engine is baked and therefore serves nobody."""
+    if (baked := read_order(os.environ)) is not None:
+        from prefetchd.engines import vllm_bake
+
+        vllm_bake.install(*baked)
+        return
     try:
         installed = version("vllm")
         known = installed.rpartition(".")[0] in KNOWN_SERIES or installed in KNOWN_SERIES

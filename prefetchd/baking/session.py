@@ -1,8 +1,8 @@
 """In a process of the engine that launches kernels: from here on its variants are named, or only loaded.
 
-Entered before the process uses a kernel library. It is the same capture and the same ban on compiling by which
-single requests are traced and proved; here they last as long as the engine. The subtle rule: what an engine
-compiles in threads of its own is out of reach, so its own warm-up must run in one.
+Entered before the process uses a kernel library. It is the same capture and the same ban on compiling by
+which single requests are traced and proved; here they last as long as the engine. The subtle rule: what an
+engine compiles in threads of its own is out of reach, so its own warm-up must run in one.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class Changes:
 
 def nearest(fields: Mapping[str, str], known: deque[dict[str, str]]) -> Mapping[str, str] | None:
     """The variant with the fewest differing fields, of equals the latest."""
-    return min(reversed(known), key=lambda other: len(differing(fields, other)), default=None)
+    # In C, as most of a compile's cost in the engine is this; a field that one of them lacks counts half.
+    return min(reversed(known), key=lambda other: len(fields.items() ^ other.items()), default=None)
 
 
 def differing(fields: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -18,6 +18,8 @@ FAMILY = "kernel"
 MAX_KNOWN = 64
 # A model has some hundred kernels.
 MAX_FAMILIES = 4096
+# How far apart two variants are that differ in the value of one field; nothing is nearer.
+ONE_FIELD = 2
 # Distinct values that are no power of two, in one field of one family. Two tile sizes, head counts or strides
 # are common; so many mean that a batch's length is in the key.
 UNBOUNDED_AFTER = 8
@@ -57,8 +59,15 @@ class Changes:
 
 def nearest(fields: Mapping[str, str], known: deque[dict[str, str]]) -> Mapping[str, str] | None:
     """The variant with the fewest differing fields, of equals the latest."""
-    # In C, as most of a compile's cost in the engine is this; a field that one of them lacks counts half.
-    return min(reversed(known), key=lambda other: len(fields.items() ^ other.items()), default=None)
+    found, least = None, math.inf
+    for other in reversed(known):
+        # In C, as most of a compile's cost in the engine is this; a field that one of them lacks counts half.
+        distance = len(fields.items() ^ other.items())
+        if distance < least:
+            found, least = other, distance
+        if distance <= ONE_FIELD:
+            break
+    return found
 
 
 def differing(fields: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -49,6 +49,7 @@ def announce() -> Client | None:
         if client is None:
             return None
         client.hello = RankedHello(client.hello, device)
+        _tell_observer(client, device)
         client.start()
     except Exception as error:
         guard.caught("announcing this process to the daemon", error)
@@ -100,6 +101,15 @@ def active_device(driver: ctypes.CDLL) -> int | None:
         if status == 0 and active.value:
             return device
     return None
+
+
+def _tell_observer(client: Client, device: int) -> None:
+    """What the engine compiles is told to the daemon from now on."""
+    from prefetchd.observing.watch import watch
+
+    found = watch()
+    if found is not None:
+        found.use(client, device=device)
 
 
 def _wait_for_device() -> int:

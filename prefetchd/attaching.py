@@ -15,11 +15,13 @@ from prefetchd.client import Client
 from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
 from prefetchd.endpoint import EndpointError, find_endpoint
 from prefetchd.introduction import ASKED_AHEAD, Introduction
+from prefetchd.observing.watch import Watch
+from prefetchd.observing.watch import begin as begin_observing
 from prefetchd.planner import Planner
 from prefetchd.profiles import Profile, read_profile
 from prefetchd.profiles.codec import encode_profile
 from prefetchd.protocol import Batch, Universe
-from prefetchd.provider import Provider, load_providers
+from prefetchd.provider import Limits, Provider, load_providers
 from prefetchd.targets import Target, load_target
 
 log = logging.getLogger("prefetchd")
@@ -34,12 +36,16 @@ class NotAttached(Exception):
 
 
 class Handle:
-    """What an engine holds. `client` is there for its observer, or None when nothing is attached."""
+    """What an engine holds. `client` is None when nothing is attached, `watch` when nothing is observed."""
 
     def __init__(
-        self, client: Client | None = None, planner: Planner | None = None, reason: str = ""
+        self,
+        client: Client | None = None,
+        planner: Planner | None = None,
+        reason: str = "",
+        watch: Watch | None = None,
     ) -> None:
-        self.client, self.planner = client, planner
+        self.client, self.planner, self.watch = client, planner, watch
         # Why nothing is attached; empty when something is.
         self.reason = reason
         # What the daemon was told of the model, and the families that serve it.
@@ -59,7 +65,8 @@ class Handle:
         if self.client is None or self.profile == profile:
             return
         self.profile, self.families = profile, _families(profile, providers)
-        self.planner = Planner(profile, self.families, self.client) if self.families else None
+        limits = _Limits(self.client, max_tokens)
+        self.planner = Planner(profile, self.families, self.client, limits) if self.families else None
         if self.families:
             universe = Universe(
                 profile=encode_profile(profile), providers=tuple(self.families), max_tokens=max_tokens
@@ -74,6 +81,11 @@ class Handle:
     def wait(self, compiler: str, key: str) -> bool:
         """Waits for a variant that is compiling now, as long as `PREFETCHD_WAIT_MS` allows."""
         return self.client is not None and self.client.wait(compiler, key)
+
+    def mark_serving(self) -> None:
+        """Where `PREFETCHD_ON_ENGINE_COMPILE_FROM=serving`, the engine's compiles count from now on."""
+        if self.watch is not None:
+            self.watch.mark_serving()
 
     def close(self) -> None:
         """Says goodbye; later calls do nothing."""
@@ -104,6 +116,8 @@ def attach(
     environment = os.environ if environment is None else environment
     if environment.get(ENABLED_VARIABLE, "") in OFF:
         return Handle(reason=f"{ENABLED_VARIABLE} is not set")
+    # Observing needs neither daemon nor profile.
+    watch = begin_observing(environment)
     try:
         settings = load_settings(environment)
         chosen = _profile(profile, settings) if profile or settings.profile or not or_observe else None
@@ -126,17 +140,30 @@ def attach(
             target=target or (load_target(settings.target) if settings.target else None),
         )
         client = Client(_address(settings, environment), introduction, wait_ms=settings.wait_ms)
-        handle = Handle(client)
+        handle = Handle(client, watch=watch)
+        if watch is not None:
+            watch.use(client, lambda: handle.planner, device=device, rank=rank, target=target)
         if chosen is not None and families:
             handle.use_profile(chosen, max_tokens or settings.max_tokens, families)
         else:
             client.start()
     except Exception as error:
         log.warning("prefetchd: not attached, the engine goes on alone: %s", error)
-        return Handle(reason=str(error))
+        return Handle(reason=str(error), watch=watch)
     what = ", ".join(families) or "what it compiles itself"
     log.info("prefetchd: rank %d attached to %s for %s", rank, client.address, what)
     return handle
+
+
+class _Limits:
+    """The bounds of the universe that the daemon was told of, once the device is known."""
+
+    def __init__(self, client: Client, max_tokens: int) -> None:
+        self._client, self._max_tokens = client, max_tokens
+
+    def __call__(self) -> Limits | None:
+        target = self._client.hello().target
+        return Limits(max_tokens=self._max_tokens, target=target) if target else None
 
 
 def _profile(given: Profile | str | Path | None, settings: Settings) -> Profile:

@@ -1,6 +1,7 @@
 """What `prefetchd run` adds to an engine's environment, and what the daemon beside it is started with.
 
-The subtle rule: nothing that a user has set is changed, and nothing is moved. A cache directory is set to the
+The subtle rule: nothing that a user has set is changed (but that an nvcc which was named runs behind our
+stand-in), and nothing is moved. A cache directory is set to the
 very place where the library would look without us, so that no kernel made earlier is lost; that alone keeps
 torch's Inductor from re-pointing Triton's in mid-run, and a relative default from meaning another place in
 each process. What enters a kernel's key must be the same for engine and daemon, so the daemon gets it too.
@@ -19,7 +20,8 @@ from prefetchd.compilers.deep_jit import CACHE_VARIABLE as DEEP_GEMM_VARIABLE
 from prefetchd.compilers.deep_jit import LAYOUTS
 from prefetchd.compilers.triton import CACHE_VARIABLE as TRITON_VARIABLE
 from prefetchd.compilers.triton import HOME_VARIABLE, find_root
-from prefetchd.config import ENABLED_VARIABLE
+from prefetchd.config import ENABLED_VARIABLE, REAL_NVCC_VARIABLE, Settings
+from prefetchd.observing.nvcc_variables import stand_in_variables, uses_nvrtc
 
 SITE = Path(__file__).resolve().parent / "engine_site"
 
@@ -49,6 +51,30 @@ def key_additions(environment: Mapping[str, str]) -> list[Addition]:
         Addition(TRITON_VARIABLE, _triton_default(environment), "Triton's own default, for Inductor too"),
     ]
     return [one for one in found if one.value and one.name not in environment]
+
+
+def observed_additions(environment: Mapping[str, str], settings: Settings) -> list[Addition]:
+    """What has nvcc's stand-in started in the engine, for its compiles to be seen. Raises `NotObservable`."""
+    libraries = ("deep_gemm", *OWN_DEEP_GEMM_CACHE)
+    if not settings.observe_nvcc and not any(find_spec(name) is not None for name in libraries):
+        return []
+    if not settings.observe or uses_nvrtc(environment):
+        return []
+    given = (
+        environment if settings.real_nvcc is None else {**environment, REAL_NVCC_VARIABLE: settings.real_nvcc}
+    )
+    found = stand_in_variables(given, settings.observe_nvcc)
+    return [
+        Addition(name, value, _why(name, environment.get(name)))
+        for name, value in found.items()
+        if environment.get(name) != value
+    ]
+
+
+def _why(name: str, before: str | None) -> str:
+    if before:
+        return f"to see what nvcc compiles; {before} runs behind it"
+    return "the nvcc that runs behind it" if name == REAL_NVCC_VARIABLE else "to see what nvcc compiles"
 
 
 def engine_environment(environment: Mapping[str, str], additions: list[Addition]) -> dict[str, str]:

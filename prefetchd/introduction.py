@@ -13,6 +13,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -53,6 +54,8 @@ class Introduction:
         self._engine, self._rank, self._world, self._device = engine, rank, world, device
         self._compilers = tuple(compilers)
         self._target, self._probed = target, target is not None
+        # The client's thread asks, and the observer's.
+        self._lock = threading.Lock()
         self._basis: tuple[object, ...] | None = None
         self._hello: Hello | None = None
 
@@ -60,9 +63,10 @@ class Introduction:
         """The hello as things are now."""
         loaded = frozenset(name for name in NEEDED_LIBRARY.values() if name in sys.modules)
         basis = (dict(os.environ), loaded, tuple(sorted(os.sched_getaffinity(0))))
-        if self._hello is None or basis != self._basis:
-            self._basis, self._hello = basis, self._describe(basis[2])
-        return self._hello
+        with self._lock:
+            if self._hello is None or basis != self._basis:
+                self._basis, self._hello = basis, self._describe(basis[2])
+            return self._hello
 
     def _describe(self, cpus: tuple[int, ...]) -> Hello:
         if not self._probed:

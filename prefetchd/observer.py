@@ -128,7 +128,8 @@ class Observer:
             compiler=compiler,
             key=key[:MAX_NAME],
             digest=digest[:MAX_NAME],
-            site=(site or self._site())[:MAX_TEXT],
+            # Who hears of it late is not in the thread that compiled.
+            site=(site or (self._site() if at is None else ""))[:MAX_TEXT],
             at=self._clock() if at is None else at,
             published=published,
         )

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from prefetchd.client import Client
 from prefetchd.guard import guarded
 from prefetchd.profiles import Profile
-from prefetchd.protocol import Batch, Request
-from prefetchd.provider import Provider
+from prefetchd.protocol import Batch, Request, Sweep
+from prefetchd.provider import Limits, Provider
 
 # Batches that wait to be planned. The background thread plans hundreds a second; a backlog of more is older
 # than the steps it was meant for.
@@ -49,6 +51,8 @@ class _Family:
         self.name, self.provider = name, provider
         self.met: set[Hashable] = set()
         self.asked: set[Request] = set()
+        # Made when it is first looked at.
+        self.universe: tuple[Sweep, ...] | None = None
 
 
 class _Pending(NamedTuple):
@@ -57,10 +61,29 @@ class _Pending(NamedTuple):
     keys: tuple[Hashable, ...]
 
 
+def holds(sweep: Sweep, request: Request) -> bool:
+    """Whether the sweep has this request as a member."""
+    field = sweep.request.sweep_field
+    if type(sweep.request) is not type(request) or field is None or not sweep.values:
+        return sweep.request == request
+    value = getattr(request, field)
+    if not any(value in range(*span) for span in sweep.values):
+        return False
+    return msgspec.structs.replace(sweep.request, **{field: value}) == request
+
+
 class Planner:
     """One profile's planner. `on_schedule` belongs to the scheduler's thread, the rest to the client's."""
 
-    def __init__(self, profile: Profile, providers: Mapping[str, Provider], client: Client) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        providers: Mapping[str, Provider],
+        client: Client,
+        limits: Callable[[], Limits | None] = lambda: None,
+    ) -> None:
+        # Of the universe that was asked for; asked only where it is looked into.
+        self._limits = limits
         self.guard = client.guard
         # Batches that were not planned because too many waited.
         self.dropped = 0
@@ -100,6 +123,16 @@ class Planner:
         for family in self._families:
             family.met.clear()
             family.asked.clear()
+
+    @guarded(False)
+    def asked(self, request: Request) -> bool:
+        """Whether this was asked for: by a batch, or with the universe. Not for the scheduler's thread."""
+        return any(request in family.asked or self._in_universe(family, request) for family in self._families)
+
+    def _in_universe(self, family: _Family, request: Request) -> bool:
+        if family.universe is None and (limits := self._limits()) is not None:
+            family.universe = tuple(family.provider.universe_sweeps(self._profile, limits))
+        return any(holds(sweep, request) for sweep in family.universe or ())
 
     @guarded(False)
     def work(self) -> bool:

@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 
     Hooks = dict[str, Callable[[ModuleType], None]]
 
+# Libraries whose compiles are observed, under every name that an engine imports them by; the last two start
+# nvcc for what they build.
+OBSERVED = (
+    "deep_gemm",
+    "vllm.third_party.deep_gemm",
+    "tensorrt_llm.deep_gemm",
+    "triton",
+    "cutlass",
+    "flashinfer",
+    "torch.utils.cpp_extension",
+)
+
 
 def run_hidden_sitecustomize(here: str) -> None:
     """Executes the `sitecustomize` that Python would have found without the directory `here`, if any.

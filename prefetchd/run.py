@@ -27,6 +27,7 @@ from prefetchd.engine_environment import (
     daemon_environment,
     engine_environment,
     key_additions,
+    observed_additions,
 )
 
 # As the shell has them.
@@ -65,9 +66,11 @@ def _prepared(environment: Mapping[str, str], start: bool) -> dict[str, str]:
         additions = key_additions(environment)
     except Exception as error:
         _say(f"no cache directory is set ({type(error).__name__}: {error})")
-    child = engine_environment(environment, additions)
-    for name in sorted(child.keys() - environment.keys()):
-        reason = next((f"  ({one.reason})" for one in additions if one.name == name), "")
+    observed = _observed(environment)
+    child = engine_environment(environment, [*additions, *observed])
+    reasons = {one.name: one.reason for one in (*additions, *observed)}
+    for name in sorted({*(child.keys() - environment.keys()), *reasons}):
+        reason = f"  ({reasons[name]})" if name in reasons else ""
         _say(f"{name}={child[name]}{reason}")
     if "PYTHONPATH" in environment:
         _say(f"PYTHONPATH={child['PYTHONPATH']}  (ours in front)")
@@ -81,6 +84,15 @@ def _prepared(environment: Mapping[str, str], start: bool) -> dict[str, str]:
         # Whatever it is, an engine is not kept from starting by us.
         _say_alone(f"{type(error).__name__}: {error}")
     return child
+
+
+def _observed(environment: Mapping[str, str]) -> list[Addition]:
+    try:
+        return observed_additions(environment, load_settings(environment))
+    except Exception as error:
+        # Without nvcc, or without deep_gemm: the rest is seen all the same.
+        _say(f"what nvcc compiles is not observed: {error}")
+        return []
 
 
 def _of_daemon(

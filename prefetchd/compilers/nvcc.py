@@ -44,7 +44,7 @@ def find_nvcc(
 
     `compiler_variables` are the library's own, by which a user names the compiler.
     """
-    path, origin = _locate(environment, compiler_variables)
+    path, origin = locate_nvcc(environment, compiler_variables)
     text = _version_text(path, origin, environment)
     match = _RELEASE.search(text)
     if match is None:
@@ -60,11 +60,12 @@ def find_nvcc(
     return Nvcc(path=path, version_text=text, release=release)
 
 
-def _locate(environment: Mapping[str, str], compiler_variables: tuple[str, ...]) -> tuple[Path, str]:
+def locate_nvcc(environment: Mapping[str, str], compiler_variables: tuple[str, ...]) -> tuple[Path, str]:
+    """Where the nvcc lies and what led there, without running it. Raises `CompilerUnavailable`."""
     for variable in (REAL_NVCC_VARIABLE, *compiler_variables):
         value = environment.get(variable, "")
         # A process that is being traced sees our stand-in under the library's variable.
-        if value and not _is_stand_in(Path(value)):
+        if value and not is_stand_in(Path(value)):
             return _executable(Path(value), variable), variable
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if home := environment.get(variable, ""):
@@ -81,7 +82,8 @@ def _locate(environment: Mapping[str, str], compiler_variables: tuple[str, ...])
     )
 
 
-def _is_stand_in(path: Path) -> bool:
+def is_stand_in(path: Path) -> bool:
+    """Whether this is the stand-in, by whatever link."""
     return path.exists() and path.samefile(STAND_IN)
 
 

@@ -1,7 +1,8 @@
 """Runs at the start of every Python under `prefetchd run`, and runs the one it hides on PYTHONPATH.
 
 Without `PREFETCHD` it does nothing else. With it, a process that imports torch *and then uses CUDA* announces
-itself to the daemon, from a thread of its own; any other process never notices. The subtle rule: this file
+itself to the daemon, from a thread of its own, and one that imports a library which compiles kernels has that
+observed; any other process never notices. The subtle rule: this file
 lies in somebody else's program. It imports nothing heavy, torch least of all, and whatever is missing or
 broken ends in one line on standard error, never in an exception.
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 HERE = __file__.rpartition("/")[0]
 # As in `config.py`, which an engine's interpreter need not be able to import.
 ENABLED = os.environ.get("PREFETCHD", "") not in ("", "0")
+OBSERVE = os.environ.get("PREFETCHD_OBSERVE", "") not in ("0", "false")
+FAIL_FAST = os.environ.get("PREFETCHD_ON_ENGINE_COMPILE", "") == "error"
 
 
 def load_post_import() -> ModuleType:
@@ -32,12 +35,12 @@ def load_post_import() -> ModuleType:
     return module
 
 
-def complain(error: Exception) -> None:
+def complain(error: Exception, what: str = "does not announce itself to the daemon") -> None:
     """One line for people; a standard error that is closed or odd is no reason to fail."""
     fix = f"; install prefetchd for {sys.executable}" if isinstance(error, ImportError) else ""
     try:
         sys.stderr.write(
-            f"prefetchd: process {os.getpid()} does not announce itself to the daemon and goes on alone: "
+            f"prefetchd: process {os.getpid()} {what} and goes on alone: "
             f"{type(error).__name__}: {error}{fix}\n"
         )
     except Exception:
@@ -72,10 +75,41 @@ def announce() -> None:
         complain(error)
 
 
+def on_library(module: ModuleType) -> None:
+    """A library that compiles kernels has been imported."""
+    try:
+        from prefetchd.observing.watch import library_imported
+
+        library_imported(module)
+    except Exception as error:
+        complain(error, f"does not observe {module.__name__}")
+
+
+def end() -> None:
+    """Registered before any other such function, so the last to run: in fail-fast mode, the exit status.
+
+    A process that ends badly by itself has another status than 0 already, or this one then.
+    """
+    watching = sys.modules.get("prefetchd.observing.watch")
+    status = watching.status_at_exit() if watching is not None else 0
+    if status:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                continue
+        os._exit(status)
+
+
 try:
     post_import: ModuleType | None = load_post_import()
     if post_import is not None and ENABLED:
-        post_import.install({"torch": on_torch})
+        observed = dict.fromkeys(post_import.OBSERVED, on_library) if OBSERVE else {}
+        post_import.install({"torch": on_torch, **observed})
+        if OBSERVE and FAIL_FAST:
+            import atexit
+
+            atexit.register(end)
 except Exception as error:
     post_import = None
     complain(error)

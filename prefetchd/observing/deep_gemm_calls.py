@@ -30,6 +30,7 @@ _NOT_OPS = re.compile(r"cublaslt_|set_|get_(block_m|symm_buffer)|transform_(weig
 class Call(NamedTuple):
     """One call of an entry point, for as long as it takes to look at it."""
 
+    module: str
     op: str
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -63,7 +64,9 @@ class Cells:
         self.word, self.seen = word, word[0]
 
 
-def watched(op: str, function: Callable[..., Any], cells: Cells, changed: Changed) -> Callable[..., Any]:
+def watched(
+    module: str, op: str, function: Callable[..., Any], cells: Cells, changed: Changed
+) -> Callable[..., Any]:
     """The function, followed by one comparison."""
 
     def call(*args: Any, **named: Any) -> Any:
@@ -71,10 +74,10 @@ def watched(op: str, function: Callable[..., Any], cells: Cells, changed: Change
             result = function(*args, **named)
         except BaseException:
             if cells.word[0] != cells.seen:
-                changed(_call(op, function, args, named), True)
+                changed(_call(module, op, function, args, named), True)
             raise
         if cells.word[0] != cells.seen:
-            changed(_call(op, function, args, named), False)
+            changed(_call(module, op, function, args, named), False)
         return result
 
     return wraps(function)(call)
@@ -99,7 +102,7 @@ class Wrappers:
         self._module = module
         self._previous: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         for name, function in entry_points(module):
-            ours = watched(name, function, cells, changed)
+            ours = watched(module.__name__, name, function, cells, changed)
             setattr(module, name, ours)
             self._previous[name] = (function, ours)
 
@@ -115,12 +118,13 @@ class Wrappers:
 
 
 # What every wrapper runs, by which a thread's frames tell that it is in one.
-_CODE: CodeType = watched("", print, Cells(memoryview(b"\0" * 8).cast("Q")), print).__code__
+_CODE: CodeType = watched("", "", print, Cells(memoryview(b"\0" * 8).cast("Q")), print).__code__
 
 
-def _call(op: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
-    frame = sys._getframe(1)
-    return Call(op, function, args, named, call_site(frame), _others_inside())
+def _call(
+    module: str, op: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> Call:
+    return Call(module, op, function, args, named, call_site(sys._getframe(1)), _others_inside())
 
 
 def _others_inside() -> bool:

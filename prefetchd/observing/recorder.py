@@ -59,11 +59,14 @@ class Listener(Protocol):
 
 
 class Recorder:
-    """One process's thread and what it writes; `origin` and `rank` are asked on it, when they are needed."""
+    """One process's thread and what it writes; `origin` and `rank` are asked on it, when they are needed.
+
+    Without a directory nothing is kept, and events still go to the daemon.
+    """
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | None,
         origin: Callable[[], Origin],
         rank: Callable[[], int],
         *,
@@ -205,6 +208,8 @@ class Recorder:
 
     def _opened(self, rank: int) -> ShapeLog | None:
         """The log of this rank, which an engine may learn after its first compile; None: it has none."""
+        if self._directory is None:
+            return None
         if self._log is None or rank != self._rank:
             try:
                 opened = ShapeLog(self._directory, socket.gethostname(), rank, max_bytes=self._max_bytes)
@@ -218,7 +223,7 @@ class Recorder:
 
     def _add_winner(self, winner: Winner) -> None:
         # Opening the log is what makes the directory, private.
-        if self._opened(self._find_rank()) is None:
+        if self._opened(self._find_rank()) is None or self._directory is None:
             return
         try:
             append_winners(self._directory / WINNERS_FILE, [winner])

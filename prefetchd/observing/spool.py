@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import mmap
 import os
 import shutil
@@ -112,9 +113,14 @@ class Spool:
 
     def finished(self) -> list[str]:
         """Runs that have ended and were not returned before, oldest first."""
+        return self.finished_before(math.inf)
+
+    def finished_before(self, moment: float) -> list[str]:
+        """Of those, the ones that ended before; the others stay for the call they belong to."""
         names = [path.name for path in self.directory.iterdir()]
         with self._lock:
             ended = {name.removesuffix(".end") for name in names if name.endswith(".end")} - self._claimed
+            ended = {name for name in ended if self._ended_at(name) < moment}
             self._claimed |= ended
         return sorted(ended, key=self._ended_at)
 
@@ -139,29 +145,29 @@ class Spool:
         """When that run began. Raises `OSError`."""
         return (self.directory / f"{name}.argv").stat().st_mtime
 
+    def peek(self, name: str) -> Run:
+        """What is known of a run that has not ended. Raises `OSError`."""
+        path = self.directory / f"{name}.argv"
+        source = path.with_suffix(".cu")
+        text = _read(source).decode("utf-8", "replace") if source.exists() else ""
+        return Run(int(name), _read(path), text, path.stat().st_mtime, time.time(), None)
+
     def take(self, name: str) -> Run | None:
         """All of a run that was returned above, whose files are gone then; None if they were already."""
-        paths = {suffix: self.directory / f"{name}.{suffix}" for suffix in ("argv", "cu", "end")}
+        end = self.directory / f"{name}.end"
         try:
-            began = paths["argv"].stat().st_mtime
-            with contextlib.suppress(FileNotFoundError):
-                ended = paths["end"].stat().st_mtime
-                text = _read(paths["end"]).strip()
-                return Run(
-                    int(name),
-                    _read(paths["argv"]),
-                    _read(paths["cu"]).decode("utf-8", "replace") if paths["cu"].exists() else "",
-                    began,
-                    ended,
-                    int(text) if text.isdigit() else None,
-                )
-            return Run(int(name), _read(paths["argv"]), "", began, time.time(), None)
+            run = self.peek(name)
+            if end.exists():
+                text = _read(end).strip()
+                status = int(text) if text.isdigit() else None
+                run = run._replace(ended=end.stat().st_mtime, status=status)
+            return run
         except (OSError, ValueError):
             return None
         finally:
-            for path in paths.values():
+            for suffix in ("argv", "cu", "end"):
                 with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    (self.directory / f"{name}.{suffix}").unlink(missing_ok=True)
             with self._lock:
                 self._claimed.discard(name)
 
@@ -176,11 +182,11 @@ class Spool:
         with contextlib.suppress(OSError):
             os.close(self._file)
 
-    def _ended_at(self, name: str) -> int:
+    def _ended_at(self, name: str) -> float:
         try:
-            return (self.directory / f"{name}.end").stat().st_mtime_ns
+            return (self.directory / f"{name}.end").stat().st_mtime
         except OSError:
-            return 0
+            return 0.0
 
 
 def remove_dead(base: Path) -> None:

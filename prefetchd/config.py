@@ -39,6 +39,11 @@ REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 LIBCUDA_DIR_VARIABLE = "PREFETCHD_LIBCUDA_DIR"
 # The setting `replay_packages` as a variable, which the Triton compiler reads.
 REPLAY_PACKAGES_VARIABLE = "PREFETCHD_REPLAY_PACKAGES"
+# The settings of the CuTe DSL's store and places as variables, which helpers and engines read.
+CUTE_STORE_VARIABLE = "PREFETCHD_CUTE_STORE"
+CUTE_STORE_MB_VARIABLE = "PREFETCHD_CUTE_STORE_MB"
+CUTE_DICTS_VARIABLE = "PREFETCHD_CUTE_DICTS"
+CUTE_FUNCTIONS_VARIABLE = "PREFETCHD_CUTE_FUNCTIONS"
 
 # Every library takes M as a C int.
 MOST_TOKENS = 2**31 - 1
@@ -93,6 +98,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Packages whose Triton kernels a shape log may name, beside those that our own providers launch.
     replay_packages: tuple[str, ...] = ()
 
+    # Where compiled CuTe DSL kernels lie; unset: `prefetchd/cute` in $XDG_CACHE_HOME, else in ~/.cache.
+    cute_store: str | None = None
+    # What lies in it longest without use is removed beyond this; a kernel takes 50 to 1100 KB.
+    cute_store_mb: Positive = 4096
+    # Where libraries keep compiled kernels, beside the places we know: module:dict (with @2 behind it where
+    # place 2 of its keys is a device's number), and module:function for functions under `functools.cache`.
+    cute_dicts: tuple[str, ...] = ()
+    cute_functions: tuple[str, ...] = ()
+    # Whether an engine loads all stored kernels of its kind in a thread beside it, and not each when it is met.
+    cute_preload: bool = False
+
     # Whether an engine's own compiles are observed and logged.
     observe: bool = True
     # What an engine compile does in the engine: nothing, a line in its log, or an exception (for CI).
@@ -128,6 +144,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     helper_max_rss_mb: Positive = 8192
     # How long the daemon lets running compiles finish when it is asked to end.
     stop_timeout_s: Seconds = 10.0
+    # Whether the daemon compiles for new engines what earlier ones had to compile themselves, by their logs.
+    replay: bool = True
     # The daemon ends after so long without a peer and without work; 0: never.
     idle_exit_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     # Peers known at a time; beyond it the longest silent one must introduce itself again.
@@ -152,6 +170,10 @@ def compile_settings(settings: Settings, environment: Mapping[str, str]) -> dict
         REAL_NVCC_VARIABLE: settings.real_nvcc,
         LIBCUDA_DIR_VARIABLE: settings.libcuda_dir,
         REPLAY_PACKAGES_VARIABLE: ",".join(settings.replay_packages),
+        CUTE_STORE_VARIABLE: settings.cute_store,
+        CUTE_STORE_MB_VARIABLE: str(settings.cute_store_mb),
+        CUTE_DICTS_VARIABLE: ",".join(settings.cute_dicts),
+        CUTE_FUNCTIONS_VARIABLE: ",".join(settings.cute_functions),
     }
     return {**environment, **{name: value for name, value in chosen.items() if value}}
 

@@ -1,0 +1,219 @@
+"""The engine's mode: what the store holds is loaded, anything else is compiled as ever and reported.
+
+The engine never waits for us and never fails by us. Whatever goes wrong with a stored kernel - it is
+corrupt, of another user, does not load - ends in the compile that would have happened without us. The subtle
+rule: a compile whose key is a dict's has no name until the library puts the result into its dict, so its end
+is reported then.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefetchd.cute.artifacts import Found, Unloadable, entry_name, find, mark_used, names
+from prefetchd.cute.fingerprint import (
+    architecture_of,
+    digest,
+    dsl_settings,
+    environment_fingerprint,
+    source_fingerprint,
+)
+from prefetchd.cute.homes import Site
+from prefetchd.cute.hooks import Hooks, Place, unwrapped
+from prefetchd.cute.loading import load, preload
+from prefetchd.targets import Target
+
+log = logging.getLogger("prefetchd")
+
+COMPILER = "cute_dsl"
+# Functions that a dict has not been given yet; a library assigns each right after its compile.
+MAX_UNNAMED = 64
+
+
+class Listener(Protocol):
+    """Who hears what happened. Called on the engine's thread."""
+
+    def began(self, place: Place | None, name: str, subject: Any) -> int:
+        """The engine compiles; the answer is handed to `over`."""
+        ...
+
+    def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
+        """That compile has ended."""
+        ...
+
+    def loaded(self, place: Place, name: str, seconds: float) -> None:
+        """The store had it."""
+        ...
+
+
+class Silent:
+    """Nobody listens."""
+
+    def began(self, place: Place | None, name: str, subject: Any) -> int:
+        """See `Listener`."""
+        return 0
+
+    def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
+        """See `Listener`."""
+
+    def loaded(self, place: Place, name: str, seconds: float) -> None:
+        """See `Listener`."""
+
+
+class EngineMode:
+    """See the module. `environment` is this process's, `target` its device."""
+
+    def __init__(
+        self, root: Path, target: Target, environment: Mapping[str, str], listener: Listener | None = None
+    ) -> None:
+        self.root = root
+        self._target = target
+        self._environment = dict(environment)
+        self._listener: Listener = listener or Silent()
+        self._prints: dict[tuple[str, ...], tuple[str, str]] = {}
+        # Loaded ahead by `preload_all`, by entry name.
+        self._ready: dict[str, Any] = {}
+        # Compiled for a dict that has not named them yet: the function, its token and what it took.
+        self._unnamed: dict[int, tuple[Any, int, float]] = {}
+        # By what ended: hit, miss, unkeyable, refused, failed. Read by tests, metrics and people.
+        self.counts: dict[str, int] = {}
+        self.seconds: dict[str, list[float]] = {"load": [], "compile": []}
+
+    def look_up(self, place: Place) -> Any | None:
+        """See `Mode`."""
+        return self._find(place)
+
+    def assigned(self, place: Place, value: Any) -> None:
+        """See `Mode`: now the compile has its name."""
+        compiled, token, seconds = self._unnamed.pop(id(unwrapped(value)), (None, 0, 0.0))
+        if compiled is not None:
+            self._listener.over(token, place, self.name_of(place), seconds, True)
+
+    def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
+        """See `Mode`."""
+        found = self._find(place) if place is not None else None
+        if found is not None:
+            return found
+        name = self.name_of(place) if place is not None else ""
+        token = self._listener.began(place, name, subject)
+        begun = time.perf_counter()
+        try:
+            compiled = run()
+        except BaseException:
+            self._listener.over(token, place, name, time.perf_counter() - begun, False)
+            raise
+        seconds = time.perf_counter() - begun
+        self.seconds["compile"].append(seconds)
+        self._count("compiled")
+        if place is None and len(self._unnamed) < MAX_UNNAMED:
+            self._unnamed[id(compiled)] = (compiled, token, seconds)
+        else:
+            self._listener.over(token, place, name, seconds, True)
+        return compiled
+
+    def unkeyable(self, site: Site, reason: str) -> None:
+        """See `Mode`."""
+        if not self._count("unkeyable"):
+            log.warning("prefetchd: a key of %s cannot be kept: %s", site.namespace, reason)
+
+    def name_of(self, place: Place) -> str:
+        """The entry under which a helper publishes this compile; empty when that cannot be said."""
+        try:
+            environment, source = self._fingerprints(place.site.sources)
+        except Exception as error:
+            log.warning("prefetchd: %s has no fingerprint here: %s", place.site.namespace, error)
+            return ""
+        return entry_name(place.site.namespace, place.key, environment, source)
+
+    def preload_all(self, stop: threading.Event | None = None) -> int:
+        """Loads everything of this environment that the store holds; for a thread beside the engine.
+
+        Each load holds the interpreter for some milliseconds, so this is the caller's choice.
+        """
+        count = 0
+        for name in names(self.root):
+            if stop is not None and stop.is_set():
+                break
+            try:
+                found = find(self.root, name)
+                if found is not None and found.artifact.architecture == self._architecture():
+                    self._ready[name] = load(found.path, found.artifact)
+                    count += 1
+            except Exception as error:
+                log.info("prefetchd: %s is not loaded ahead: %s", name, error)
+        return count
+
+    def _find(self, place: Place) -> Any | None:
+        begun = time.perf_counter()
+        name = self.name_of(place)
+        try:
+            function = self._ready.pop(name, None) if name else None
+            found = find(self.root, name) if name and function is None else None
+            if found is not None:
+                function = self._load(found, place)
+        except Exception as error:
+            # Unloadable, StoreRefused, and anything a DSL, a file system or a driver can think of.
+            if not self._count("refused"):
+                log.warning("prefetchd: a stored kernel is not used and compiled as ever: %s", error)
+            return None
+        if function is None:
+            self._count("miss")
+            return None
+        seconds = time.perf_counter() - begun
+        self.seconds["load"].append(seconds)
+        self._count("hit")
+        self._listener.loaded(place, name, seconds)
+        return function
+
+    def _load(self, found: Found, place: Place) -> Any:
+        artifact = found.artifact
+        if (artifact.namespace, artifact.key) != (place.site.namespace, place.key):
+            raise Unloadable(f"{found.path}: it is {artifact.namespace} {artifact.key}")
+        if artifact.architecture != (own := self._architecture()):
+            raise Unloadable(f"{found.path}: for {artifact.architecture}, and this engine is {own}")
+        function = load(found.path, artifact)
+        mark_used(found.path.parent)
+        return function
+
+    def _architecture(self) -> str:
+        return architecture_of(self._target, self._environment)
+
+    def _fingerprints(self, sources: tuple[str, ...]) -> tuple[str, str]:
+        if sources not in self._prints:
+            settings = settings_here(self._environment)
+            parts = environment_fingerprint(self._target, self._architecture(), settings)
+            self._prints[sources] = digest(parts), source_fingerprint(sources)
+        return self._prints[sources]
+
+    def _count(self, what: str) -> int:
+        before = self.counts.get(what, 0)
+        self.counts[what] = before + 1
+        return before
+
+
+def settings_here(environment: Mapping[str, str]) -> str:
+    """The settings of the DSL that this process has imported."""
+    module = sys.modules.get("cutlass.cutlass_dsl")
+    manager = module.CuTeDSL._get_dsl().envar if module is not None else None
+    return dsl_settings(manager, environment)
+
+
+def attach(
+    root: Path,
+    target: Target,
+    environment: Mapping[str, str],
+    places: Iterable[Site],
+    listener: Listener | None = None,
+) -> tuple[EngineMode, Hooks, dict[str, float]]:
+    """Loads the DSL's libraries, then installs the engine's mode. Raises `ImportError` without a DSL."""
+    took = preload()
+    mode = EngineMode(root, target, environment, listener)
+    hooks = Hooks(mode, places)
+    hooks.install()
+    return mode, hooks, took

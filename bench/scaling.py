@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from compile_throughput import bare, ours, traced_jobs
-from tables.results import RESULTS, append, described, load_average
+from tables.results import RESULTS, append, described, load_average, runs_of
 
 from prefetchd.compilers.base import EntryState, Job
 from prefetchd.compilers.deep_jit import DeepJit
@@ -65,13 +65,16 @@ def scaled_compiles(options: argparse.Namespace, target: Target, place: Path) ->
     jobs = [jobs[at * len(jobs) // options.jobs] for at in range(options.jobs)]
     counts = sorted({count for count in options.cores if count <= len(cpus)}) or [len(cpus)]
     found: dict[str, Any] = {"jobs": len(jobs), "walls": []}
-    for wave in _waves([1, *counts], len(cpus)):
+    if options.bare_as_before:
+        found["bare"] = runs_of(options.json, part="compile")[-1]["figures"]["bare"]
+    # Number 0 is the bare pass.
+    numbered = list(enumerate([1, *counts]))[bool(options.bare_as_before) :]
+    for wave in _waves(numbered, len(cpus)):
         free = iter(cpus)
         with ProcessPoolExecutor(len(wave), multiprocessing.get_context("spawn")) as pool:
             running = []
             for number, count in wave:
                 mine = [next(free) for _ in range(count)]
-                # The first is the bare pass: what the jobs cost outside our code.
                 task = bare_pass if number == 0 else our_pass
                 running.append(pool.submit(task, target, jobs, mine, place / f"{number}"))
             for (number, _), result in zip(wave, running, strict=True):
@@ -85,10 +88,10 @@ def scaled_compiles(options: argparse.Namespace, target: Target, place: Path) ->
     return found
 
 
-def _waves(counts: list[int], cores: int) -> Iterable[list[tuple[int, int]]]:
-    """The counts, numbered, in groups that fit on the machine at once."""
+def _waves(numbered: list[tuple[int, int]], cores: int) -> Iterable[list[tuple[int, int]]]:
+    """The numbered counts, in groups that fit on the machine at once."""
     wave: list[tuple[int, int]] = []
-    for number, count in enumerate(counts):
+    for number, count in numbered:
         if sum(used for _, used in wave) + count > cores:
             yield wave
             wave = []
@@ -240,6 +243,7 @@ def main() -> None:
     parser.add_argument("part", nargs="*", choices=[[], *PARTS], help="default: all")
     parser.add_argument("--cores", type=int, action="append", help="of `compile`; default: 1, 2, 4, ...")
     parser.add_argument("--jobs", type=int, default=24, help="of `compile`")
+    parser.add_argument("--bare-as-before", action="store_true", help="of `compile`: from the last run")
     parser.add_argument("--target", default="h200")
     parser.add_argument("--json", type=Path, default=RESULTS / "scaling.json")
     options = parser.parse_args()

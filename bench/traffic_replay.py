@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from live_daemon import Failed, LiveDaemon
-from tables.counting import CountingNvcc, Span, triton_kernels
+from tables.counting import CountingNvcc, Span
 from tables.engine_process import EngineFailed, start_engine, wait_for_engine
 from tables.hybrid_sites import model_profile
 from tables.results import RESULTS, Run, append, described, load_average, real_nvcc
@@ -182,14 +182,14 @@ class Arm:
             "steps": len(said["steps"]),
             "longest_step_s": round(max(step[2] for step in said["steps"]) / 1e3, 3),
             "nvcc_under_traffic": sum(span.begin >= serving for span in spans),
-            "triton_kernels": len(triton_kernels(self.folder / "triton")),
+            "triton_under_traffic": len(said["compiles"]),
             "benchmarks_under_traffic": said["benchmarks"],
             "kinds": by_kind(said["steps"]),
         }
         if since is not None:
             figures["drained_after_serving_s"] = round(since, 2)
             figures["kinds_drained"] = by_kind([step for step in said["steps"] if step[0] > since])
-        raw = {"steps": said["steps"], "ttft_s": said["ttft_s"]}
+        raw = {"steps": said["steps"], "ttft_s": said["ttft_s"], "triton_compiles": said["compiles"]}
         return {"device": said["device"], "figures": figures, "reason": said["reason"], "raw": raw}
 
 

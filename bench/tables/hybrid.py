@@ -197,3 +197,20 @@ def count_benchmarks() -> list[float]:
 
     Autotuner._bench = counting
     return measured
+
+
+def count_compiles() -> list[str]:
+    """Grows by the name of each Triton kernel that this process compiles itself; found on disk is none."""
+    from triton import knobs
+
+    compiled: list[str] = []
+    before = knobs.compilation.listener
+
+    def listen(*, src: Any, cache_hit: bool, **rest: Any) -> None:
+        if not cache_hit:
+            compiled.append(str(getattr(src, "name", src)))
+        if before is not None:
+            before(src=src, cache_hit=cache_hit, **rest)
+
+    knobs.compilation.listener = listen
+    return compiled

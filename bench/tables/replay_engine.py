@@ -46,9 +46,9 @@ class Model:
     def __init__(self) -> None:
         import torch
 
-        from tables.hybrid import Kda, Mamba, Products, count_benchmarks
+        from tables.hybrid import Kda, Mamba, Products, count_benchmarks, count_compiles
 
-        self.benchmarks = count_benchmarks()
+        self.benchmarks, self.compiles = count_benchmarks(), count_compiles()
         self.torch, self.device = torch, torch.cuda.get_device_name()
         self._products = Products(BUDGET)
         self._mixers: dict[str, Any] = {
@@ -135,14 +135,18 @@ def main(path: str) -> None:
     moments = {"loaded": time.time()}
     if order.warm_up:
         model.warm_up()
-    warm_up_benchmarks = len(model.benchmarks)
+    before = len(model.benchmarks), len(model.compiles)
     moments["serving"] = time.time()
     served = serve(model, order, handle)
     moments["ended"] = time.time()
     if handle is not None:
         handle.close()
     found = {"device": model.device, "versions": {"torch": model.torch.__version__}, "moments": moments}
-    found |= {"benchmarks": len(model.benchmarks) - warm_up_benchmarks, **served}
+    found |= {
+        "benchmarks": len(model.benchmarks) - before[0],
+        "compiles": model.compiles[before[1] :],
+        **served,
+    }
     Path(order.result).write_text(json.dumps(found | {"reason": handle.reason if handle else ""}))
 
 

@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from prefetchd import __version__
+from prefetchd.baking.command import bake_command
 from prefetchd.collect import Collected, collect
 from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.coverage import Coverage
@@ -183,6 +184,7 @@ for command in (
     explain_command,
     log_group,
     profile_command,
+    bake_command,
 ):
     main.add_command(command)
 

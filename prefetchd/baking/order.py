@@ -53,6 +53,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     tunings: tuple[Tuning, ...] = ()
     fingerprints: dict[str, dict[str, str]] = {}
     notes: tuple[str, ...] = ()
+    # Of a process that schedules: how many of its kind the engine has.
+    schedulers: int = 0
     # What was served: how many batches were brought to their end, by how many steps of the scheduler.
     batches: int = 0
     scheduler_steps: int = 0

@@ -66,7 +66,13 @@ def install(directory: Path, order: Order) -> None:
             write_answer(
                 directory,
                 "core",
-                Answer(pid=os.getpid(), batches=batches, scheduler_steps=steps, done=True),
+                Answer(
+                    pid=os.getpid(),
+                    schedulers=core.vllm_config.parallel_config.data_parallel_size,
+                    batches=batches,
+                    scheduler_steps=steps,
+                    done=True,
+                ),
             )
             log.info("prefetchd: %d batches served in %d steps; this engine may be ended", batches, steps)
 

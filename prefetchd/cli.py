@@ -31,6 +31,7 @@ from prefetchd.profiles import Profile, ProfileError, write_profile
 from prefetchd.progress import Progress, progress_for
 from prefetchd.provider import Provider, load_providers
 from prefetchd.replay import replay_command
+from prefetchd.report.command import report_command
 from prefetchd.run import run_command
 from prefetchd.serve_commands import keygen_command, serve_command, stats_command, top_command
 from prefetchd.signals import cancel_on_signals
@@ -184,6 +185,7 @@ for command in (
     explain_command,
     log_group,
     profile_command,
+    report_command,
     bake_command,
 ):
     main.add_command(command)

@@ -33,6 +33,7 @@ from prefetchd.node.lock import sole_daemon
 from prefetchd.node.memory import Allocator
 from prefetchd.node.peers import Peer
 from prefetchd.node.reception import Reception
+from prefetchd.node.replaying import LogReplay
 from prefetchd.node.state import Node
 from prefetchd.node.systemd import Notifier
 from prefetchd.node.tcp import Gatekeeper, allowed_peers, keys_directory, read_keys, server_options
@@ -69,6 +70,7 @@ class Daemon:
         self._helpers: dict[str, asyncio.Task[None]] = {}
         self._node = Node(settings, own_allow_list(settings), secrets.token_hex(8))
         self._works = Works(self._node, self._spawn, lambda answer: self._reception.answer(answer))
+        LogReplay(self._node, environment, self._spawn, self._works.replay, self._works.pump)
         self._figures = Figures(self._node, self._works)
         attaching = Attaching(
             self._node,

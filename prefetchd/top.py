@@ -76,7 +76,14 @@ def _view(stats: Stats) -> RenderableType:
     problems = [f"problem: {text.splitlines()[0]}" for text in stats.tables.get("problems", ()) if text]
     found = stats.tables.get("mismatches", {})
     mismatches = [f"mismatch: {name.strip()} ({count} ranks)" for name, count in found.items()]
-    return Group(*parts, *mismatches, *problems)
+    return Group(*parts, *_replay(stats), *mismatches, *problems)
+
+
+def _replay(stats: Stats) -> list[str]:
+    """One line about what earlier runs left, if they left anything."""
+    found: dict[str, int] = stats.tables.get("replay", {})
+    figures = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in found.items())
+    return [f"replay of earlier runs: {figures}"] if figures else []
 
 
 def _summary(stats: Stats) -> str:

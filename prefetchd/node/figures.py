@@ -72,6 +72,7 @@ class Figures:
             "accounts": dict(list(msgspec.to_builtins(figures.broker.ranks).items())[:MAX_ROWS]),
             "helpers": helpers,
             "problems": figures.broker.problems[-MAX_PROBLEMS:],
+            "replay": dict(self._node.replayed),
             "mismatches": dict(list(figures.broker.mismatches.items())[:MAX_ROWS]),
         }
         named = {name[:MAX_NAME]: value for name, value in totals(figures).items()}

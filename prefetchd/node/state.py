@@ -51,6 +51,8 @@ class Node:
         self.sent: Counter[str] = Counter()
         # Cache directories that are not written to, by compiler, as counted at hellos.
         self.refused_roots: Counter[str] = Counter()
+        # What became of the records of earlier runs, summed over the groups.
+        self.replayed: Counter[str] = Counter()
         # By directory that is written to: those an engine's library looks in after it.
         self.later_roots: dict[str, tuple[str, ...]] = {}
         # The compile's own name (see messages.Event) of what was traced here, and its key.

@@ -114,22 +114,32 @@ class Rebuilder:
     def add(self, record: Record) -> bool:
         """Whether a job was made of the record. Raises nothing."""
         try:
-            compiler = self._load(record.compiler)
-            if self._is_foreign(record, compiler):
-                self.foreign += 1
-                return False
-            job = compiler.rebuild(record)
-            if job.key != record.key:
-                raise NotRebuildable(f"key: the record says {record.key[:SHOWN]!r}, it is {job.key!r}")
+            if not self._is_foreign(record, self._load(record.compiler)):
+                job = self._rebuilt(record)
+                self.jobs.setdefault((job.compiler, job.key), with_cost(job, record.seconds))
+                return True
+            self.foreign += 1
         except (NotRebuildable, CompilerUnavailable) as error:
             self.refused.add(record, str(error))
-            return False
         except Exception as error:
             # A defect of ours that a record has found.
             self.refused.add(record, f"not understood ({type(error).__name__}: {error})")
-            return False
-        self.jobs.setdefault((job.compiler, job.key), with_cost(job, record.seconds))
-        return True
+        return False
+
+    def try_add(self, record: Record) -> bool:
+        """The same, and nothing is counted where none was made: there is another way for this record."""
+        foreign, refused = self.foreign, self.refused
+        self.refused = Refusals()
+        try:
+            return self.add(record)
+        finally:
+            self.foreign, self.refused = foreign, refused
+
+    def _rebuilt(self, record: Record) -> Job:
+        job = self._load(record.compiler).rebuild(record)
+        if job.key != record.key:
+            raise NotRebuildable(f"key: the record says {record.key[:SHOWN]!r}, it is {job.key!r}")
+        return job
 
     def is_native(self, record: Record) -> bool:
         """Whether the record was made under this fingerprint and on this device. Raises nothing."""

@@ -1,4 +1,4 @@
-"""`prefetchd bake`: an engine's kernels, named by the engine itself, compiled in parallel and proved, with no GPU.
+"""`prefetchd bake`: an engine's kernels, named by itself, compiled in parallel and proved, with no GPU.
 
 The engine is started twice on the null device. The first start names every variant that its warm-up and the
 given batches launch, and compiles none; they are then compiled and published where the engine will look. The
@@ -34,8 +34,8 @@ from prefetchd.targets import Target
 # Those whose variants an engine names on the null device.
 COMPILERS = ("deep_jit", "triton")
 NOT_BAKED = (
-    "not baked: what torch.compile makes (it is off in a bake), FlashInfer's own modules and CuTe DSL kernels "
-    "without a cache on disk; the engine makes these when it is served"
+    "not baked: what torch.compile makes (it is off in a bake), FlashInfer's own modules, and CuTe DSL "
+    "kernels that have no cache on disk; the engine makes these when it is served"
 )
 
 

@@ -54,8 +54,8 @@ async def run_engine(
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineFailed(
-            f"{command[0]}: its batches were not through after {timeout_s:.0f} s; give --timeout more, or see "
-            f"what it waits for:\n{last_lines(log)}"
+            f"{command[0]}: its batches were not through after {timeout_s:.0f} s; give --timeout more, or "
+            f"see what it waits for:\n{last_lines(log)}"
         ) from None
     finally:
         await _end(process)

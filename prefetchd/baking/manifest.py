@@ -1,4 +1,4 @@
-"""What a bake leaves beside the kernels: a file that says what was made, for which device, and what proves it."""
+"""What a bake leaves beside the kernels: a file that says what was made, for which device, and its proof."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from prefetchd.targets import Target
 _CLASSES = {
     "deep_jit": ("prefetchd.compilers.deep_jit", "DeepJit"),
     "triton": ("prefetchd.compilers.triton", "Triton"),
+    "cute_dsl": ("prefetchd.compilers.cute_dsl", "CuteDsl"),
 }
 
 

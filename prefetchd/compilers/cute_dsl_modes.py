@@ -1,0 +1,186 @@
+"""What a helper does where a CuTe compile is met: record it, refuse it, or really compile one of many.
+
+While a call is traced, every compile gives a stand-in that does nothing when it is launched, and the library
+goes on to its next one. The subtle rule: for a dict the stand-in keeps the compile it stands for, because only
+when the library puts it into its dict is it known whether that was the wanted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from prefetchd.cute.artifacts import Found, find
+from prefetchd.cute.calls import Call, Undescribable, describe_current
+from prefetchd.cute.canonical import Node
+from prefetchd.cute.homes import Site
+from prefetchd.cute.hooks import Place, unwrapped
+from prefetchd.cute.loading import load
+
+Text = Annotated[str, msgspec.Meta(max_length=1 << 15)]
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """How one compile is reached again, and the name under which it is to be published."""
+
+    name: Text
+    namespace: Text
+    node: Node
+    number: int = 0
+    architecture: Text
+    # For a dict's key: the call of the library that missed it. A cached function is called by its key.
+    call: Call | None = None
+
+
+class Miss(RuntimeError):
+    """The engine would compile here; the text says what it would not find."""
+
+
+class Reached(BaseException):
+    """The wanted kernel is exported; nothing that would follow matters. No library catches this."""
+
+
+class StandIn:
+    """In place of a compiled function. Launched, it does nothing; `run` is the compile it stands for."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self.run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """In place of the launch."""
+
+
+class Recorder:
+    """Tracing: each keyed compile becomes a variant, once. Kept in a file too: a crashed trace goes on."""
+
+    def __init__(self, path: Path, architecture: str, name_of: Callable[[Place], str]) -> None:
+        self.variants: dict[str, Variant] = {}
+        self._path, self._architecture, self._name_of = path, architecture, name_of
+        # The last line may be half a record: a crash came while it was written.
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+            variant = msgspec.json.decode(line, type=Variant)
+            self.variants[variant.name] = variant
+
+    def look_up(self, place: Place) -> Any | None:
+        """See `Mode`."""
+        return None
+
+    def assigned(self, place: Place, value: Any) -> None:
+        """See `Mode`."""
+        if isinstance(unwrapped(value), StandIn):
+            self._add(place, _call_of(place))
+
+    def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
+        """See `Mode`."""
+        if place is not None:
+            self._add(place, None)
+        return StandIn(run)
+
+    def unkeyable(self, site: Site, reason: str) -> None:
+        """See `Mode`: what follows is a compile without a place, which the proof will call a miss."""
+
+    def _add(self, place: Place, call: Call | None) -> None:
+        name = self._name_of(place)
+        if name not in self.variants:
+            variant = Variant(
+                name=name,
+                namespace=place.site.namespace,
+                node=place.node,
+                number=place.number,
+                architecture=self._architecture,
+                call=call,
+            )
+            self.variants[name] = variant
+            with self._path.open("ab") as file:
+                file.write(msgspec.json.encode(variant) + b"\n")
+
+
+class Refuser:
+    """Proving: what the store holds is loaded, everything else is a miss. Misses with a name are variants."""
+
+    def __init__(self, root: Path, recorder: Recorder) -> None:
+        self._root, self._recorder = root, recorder
+
+    def look_up(self, place: Place) -> Any | None:
+        """See `Mode`."""
+        return self._load(place)
+
+    def assigned(self, place: Place, value: Any) -> None:
+        """See `Mode`."""
+
+    def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
+        """See `Mode`."""
+        if place is None:
+            raise Miss(
+                f"{describe_subject(subject)} is compiled where no dict or function that we know keeps it"
+            )
+        found = self._load(place)
+        if found is None:
+            self._recorder.compile(place, subject, run)
+            raise Miss(f"{place.site.namespace} is not in {self._root} for {place.key}")
+        return found
+
+    def unkeyable(self, site: Site, reason: str) -> None:
+        """See `Mode`."""
+
+    def _load(self, place: Place) -> Any | None:
+        found: Found | None = find(self._root, self._recorder._name_of(place))
+        return load(found.path, found.artifact) if found is not None else None
+
+
+class CompileOne:
+    """Compiling: the wanted compile is made and exported, every other one is a stand-in."""
+
+    def __init__(
+        self, variant: Variant, name_of: Callable[[Place], str], export: Callable[[Any], None]
+    ) -> None:
+        self.names: list[str] = []
+        self._variant, self._name_of, self._export = variant, name_of, export
+
+    def look_up(self, place: Place) -> Any | None:
+        """See `Mode`."""
+        return None
+
+    def assigned(self, place: Place, value: Any) -> None:
+        """See `Mode`."""
+        stand_in = unwrapped(value)
+        if isinstance(stand_in, StandIn) and self._wanted(place):
+            self._finish(stand_in.run)
+
+    def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
+        """See `Mode`."""
+        if place is not None and self._wanted(place):
+            self._finish(run)
+        return StandIn(run)
+
+    def unkeyable(self, site: Site, reason: str) -> None:
+        """See `Mode`."""
+
+    def _wanted(self, place: Place) -> bool:
+        wanted = (self._variant.namespace, self._variant.node, self._variant.number)
+        if (place.site.namespace, place.node, place.number) != wanted:
+            return False
+        name = self._name_of(place)
+        self.names.append(name)
+        return name == self._variant.name
+
+    def _finish(self, run: Callable[[], Any]) -> None:
+        self._export(unwrapped(run()))
+        raise Reached
+
+
+def describe_subject(subject: Any) -> str:
+    """What is compiled, for people."""
+    name = getattr(subject, "__qualname__", type(subject).__qualname__)
+    return f"{getattr(subject, '__module__', type(subject).__module__)}.{name}"
+
+
+def _call_of(place: Place) -> Call | None:
+    try:
+        call = describe_current()
+    except Undescribable:
+        return None
+    return call if call is not None and call.module == place.site.module else None

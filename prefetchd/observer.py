@@ -164,6 +164,10 @@ class Observer:
             started = self._open.pop(token, None)
         if started is None:
             return
+        if started.told:
+            self._sink.over(token)
+        # A clock that was set back must not make a record that no reader takes.
+        seconds = max(seconds, 0.0)
         named = started._replace(
             key=key[:MAX_NAME] or started.key,
             digest=digest[:MAX_NAME] or started.digest,
@@ -315,7 +319,7 @@ def _event(
         compiler=started.compiler,
         key=started.key,
         digest=started.digest,
-        seconds=max(seconds, 0.0),
+        seconds=seconds,
         ok=ok,
         request=request,
         site=started.site,

@@ -24,7 +24,7 @@ ONE_FIELD = 2
 # are common; so many mean that a batch's length is in the key.
 UNBOUNDED_AFTER = 8
 # A text for people stays a line.
-MAX_CHANGES, MAX_VALUE = 12, 60
+MAX_CHANGES, MAX_SAME, MAX_VALUE = 12, 4, 60
 
 
 class Family:
@@ -90,8 +90,8 @@ def describe(fields: Mapping[str, str], other: Mapping[str, str] | None, name: s
     if len(changed) > MAX_CHANGES:
         texts.append(f"and {len(changed) - MAX_CHANGES} more")
     if same:
-        more = f" and {len(same) - MAX_CHANGES} more" if len(same) > MAX_CHANGES else ""
-        texts.append(f"{', '.join(same[:MAX_CHANGES])}{more} same")
+        more = f" and {len(same) - MAX_SAME} more" if len(same) > MAX_SAME else ""
+        texts.append(f"{', '.join(same[:MAX_SAME])}{more} same")
     return "; ".join(texts)
 
 

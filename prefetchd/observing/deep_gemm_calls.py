@@ -124,10 +124,11 @@ _CODE: CodeType = watched("", "", print, Cells(memoryview(b"\0" * 8).cast("Q")),
 def _call(
     module: str, op: str, function: Callable[..., Any], args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Call:
-    return Call(module, op, function, args, named, call_site(sys._getframe(1)), _others_inside())
+    return Call(module, op, function, args, named, call_site(sys._getframe(1)), anyone_inside())
 
 
-def _others_inside() -> bool:
+def anyone_inside() -> bool:
+    """Whether another thread than this is in a call of an entry point."""
     own = sys._getframe()
     return any(_is_inside(frame, own) for frame in sys._current_frames().values())
 

@@ -28,7 +28,7 @@ from prefetchd.compilers.deep_jit import DeepJit
 from prefetchd.compilers.deep_jit_payload import Payload, observed_payload
 from prefetchd.compilers.nvcc import Nvcc, find_nvcc
 from prefetchd.config import STAND_IN_SPOOL_VARIABLE
-from prefetchd.observing.deep_gemm_calls import Call, Cells, Wrappers
+from prefetchd.observing.deep_gemm_calls import Call, Cells, Wrappers, anyone_inside
 from prefetchd.observing.deep_gemm_keys import find_entry, key_parts
 from prefetchd.observing.deep_gemm_requests import Library, describe_call, request_of_call
 from prefetchd.observing.nvcc_variables import COMPILER_VARIABLES, stand_in_variables
@@ -45,8 +45,9 @@ PROVIDER = "deep_gemm"
 OTHERS = "nvcc"
 # A compile that still runs then is announced: most take longer, and none should hang unannounced.
 ANNOUNCE_AFTER_S = 1.0
-# What ended longer ago than this was not this call's: a library's own work after nvcc takes milliseconds.
-CALL_AFTER_S = 2.0
+# What ended longer before the call's own end, or before its next compile, was not this call's: a library's
+# work between two compiles and after the last takes milliseconds.
+GAP_S = 2.0
 
 
 class Told(NamedTuple):
@@ -124,11 +125,12 @@ class NvccAdaptor:
             if not ended:
                 return
             told = None if call.ambiguous else self._told(call)
+            now = time.time()
             if observer.on_compile != "error":
-                self._recorder.submit(lambda: self._join(ended, told))
+                self._recorder.submit(lambda: self._join(ended, told, now))
                 return
             # Who asked for an exception can wait for it.
-            self._join(ended, told)
+            self._join(ended, told, now)
         except Exception as error:
             self._disable(error)
             return
@@ -141,8 +143,6 @@ class NvccAdaptor:
         if spool is None or cells is None:
             return []
         now = cells.word[0]
-        if old := spool.finished_before(time.time() - CALL_AFTER_S):
-            self._recorder.submit(lambda: self._join(old, None))
         ended = spool.finished()
         if not spool.unfinished():
             # Else somebody's compile still runs, and its own call must find the word changed.
@@ -161,8 +161,10 @@ class NvccAdaptor:
         if spool is None or observer is None:
             return
         try:
-            moment = math.inf if self._recorder.closed else time.time() - CALL_AFTER_S
-            self._join(spool.abandoned() + spool.finished_before(moment), None)
+            # What has just ended is left to its call, and so is everything while a call goes on.
+            moment = math.inf if self._recorder.closed else time.time() - GAP_S
+            if self._recorder.closed or not anyone_inside():
+                self._join(spool.abandoned() + spool.finished_before(moment), None, 0.0)
             for name in spool.unfinished():
                 if name not in self._tokens and time.time() - spool.began(name) > ANNOUNCE_AFTER_S:
                     self._announce(observer, spool, name)
@@ -179,18 +181,19 @@ class NvccAdaptor:
             compiler, digest = self.name, self._digest(_payload(run, None))
         self._tokens[name] = observer.started(compiler, digest=digest, at=run.began)
 
-    def _join(self, names: list[str], told: Told | None) -> None:
+    def _join(self, names: list[str], told: Told | None, until: float) -> None:
+        """Reports these, oldest first; `told` is of a call that ended at `until`."""
         spool, observer = self._spool, self._observer
         if spool is None or observer is None:
             return
-        for name in names:
-            run = spool.take(name)
-            if run is not None:
-                token = self._tokens.pop(name, 0)
-                if run.of_deep_gemm:
-                    self._report(observer, token, run, told)
-                else:
-                    _report_other(observer, token, run)
+        taken = [(self._tokens.pop(name, 0), spool.take(name)) for name in names]
+        runs = [(token, run) for token, run in taken if run is not None]
+        first = first_of_call([run for _, run in runs], until)
+        for index, (token, run) in enumerate(runs):
+            if run.of_deep_gemm:
+                self._report(observer, token, run, told if index >= first else None)
+            else:
+                _report_other(observer, token, run)
 
     def _report(self, observer: Observer, token: int, run: Run, told: Told | None) -> None:
         entry = find_entry(run)
@@ -232,6 +235,15 @@ class NvccAdaptor:
             error,
         )
         self.remove()
+
+
+def first_of_call(runs: list[Run], until: float) -> int:
+    """Where the call that ended at `until` begins among its runs, oldest first: behind the last long gap."""
+    index = len(runs)
+    while index and until - runs[index - 1].ended < GAP_S:
+        index -= 1
+        until = runs[index].began
+    return index
 
 
 def _payload(run: Run, entry: Path | None) -> Payload:

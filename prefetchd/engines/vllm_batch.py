@@ -11,15 +11,6 @@ from typing import Any
 
 from prefetchd.protocol import Batch
 
-# The fields read here; an output without one of them is from a vLLM we do not know.
-FIELDS = (
-    "scheduled_new_reqs",
-    "scheduled_cached_reqs",
-    "num_scheduled_tokens",
-    "total_num_scheduled_tokens",
-    "scheduled_spec_decode_tokens",
-)
-
 
 def batch_of(output: Any) -> Batch | None:
     """The batch of a `SchedulerOutput`; None for a step without tokens."""

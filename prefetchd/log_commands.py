@@ -160,7 +160,7 @@ def compact_command(logs: tuple[Path, ...], as_json: bool) -> int:
         return 1 if refused else 0
     for log in done:
         click.echo(
-            f"{log.path}: {log.before:,} to {log.after:,} bytes, {log.records} records; dropped "
+            f"{printable(log.path, SHOWN_LINE)}: {log.before:,} to {log.after:,} bytes, {log.records} records; dropped "
             f"{log.duplicates} duplicates, {log.unreadable} unreadable lines"
         )
     for text in refused:

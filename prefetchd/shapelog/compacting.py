@@ -24,7 +24,7 @@ from prefetchd.shapelog.writer import LogUnusable, open_locked
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a log: bytes before and after, the records that are left, lines that were none."""
 
-    path: Path
+    path: str
     before: int
     after: int
     records: int
@@ -74,7 +74,7 @@ def compact(path: Path) -> Compacted:
     finally:
         os.close(lock)
     return Compacted(
-        path=path,
+        path=str(path),
         before=before,
         after=path.stat().st_size,
         records=records,

@@ -160,8 +160,8 @@ def compact_command(logs: tuple[Path, ...], as_json: bool) -> int:
         return 1 if refused else 0
     for log in done:
         click.echo(
-            f"{printable(log.path, SHOWN_LINE)}: {log.before:,} to {log.after:,} bytes, {log.records} records; "
-            f"dropped {log.duplicates} duplicates, {log.unreadable} unreadable lines"
+            f"{printable(log.path, SHOWN_LINE)}: {log.before:,} to {log.after:,} bytes, "
+            f"{log.records} records; dropped {log.duplicates} duplicates, {log.unreadable} unreadable lines"
         )
     for text in refused:
         click.echo(f"prefetchd: {text}", err=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cache, lru_cache
 from typing import Annotated, Any
 
 import msgspec
@@ -71,19 +72,28 @@ def key_parts(source: Any, backend: Any, options: Any, environment: Mapping[str,
     """The parts of a key from the very arguments with which the library computes it."""
     import triton
 
+    texts, digest = _described(options)
     return KeyParts(
         version=triton.__version__,
         library=library_digest(),
         source=source.hash(),
         backend=backend.hash(),
         architecture=backend.target.arch,
-        options={name: str(value) for name, value in vars(options).items()},
-        options_digest=options.hash(),
+        options=dict(texts),
+        options_digest=digest,
         environment=dict(environment),
         stages_hook=stages_hook_is_set(),
     )
 
 
+# A process knows some dozen sets of options, and meets one of them at each compile of its engine.
+@lru_cache(maxsize=256)
+def _described(options: Any) -> tuple[Mapping[str, str], str]:
+    """Each option's text, and the library's digest of all. Options are frozen, so equal ones are the same."""
+    return {name: str(value) for name, value in vars(options).items()}, options.hash()
+
+
+@cache
 def library_digest() -> str:
     """A short name for the library's code: the text the library itself puts in a key is 4 KB."""
     from triton.runtime.cache import triton_key

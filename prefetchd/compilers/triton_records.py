@@ -33,6 +33,14 @@ from prefetchd.shapelog import Record
 # needs no provider.
 HOME_PACKAGES = ("fla", "mamba_ssm", "vllm", "sglang")
 
+# The options that a caller or a tuner chooses; the others follow from the device and the installation, and
+# thirty fields more would be compared at each compile.
+CHOSEN = (
+    *("num_warps", "num_stages", "num_ctas", "maxnreg"),
+    *("enable_fp_fusion", "launch_pdl", "launch_cooperative_grid"),
+    *("debug", "sanitize_overflow", "instrumentation_mode"),
+)
+
 # An identifier that Python itself has no meaning for, and a dotted chain of them.
 _NAME = r"(?!__)[A-Za-z_][A-Za-z0-9_]*"
 _DOTTED = re.compile(rf"{_NAME}(\.{_NAME})*", re.ASCII)
@@ -89,7 +97,9 @@ def named_parts(variant: Variant, source: Any) -> dict[str, str]:
         parts[name] = str(getattr(constant, "value", constant)) if type_ == "constexpr" else type_
         if type_.startswith(("*", "i", "u")):
             parts[f"{name}%16"] = "yes" if source.attrs.get(path) else "no"
-    return {**parts, **variant.parts.options, "source": variant.parts.source}
+    # The key's own digest of the source covers the arguments as well, which are told already.
+    chosen = {name: variant.parts.options[name] for name in CHOSEN if name in variant.parts.options}
+    return {**parts, **chosen, "code": str(getattr(source.fn, "cache_key", ""))[:16]}
 
 
 def _arguments(signature: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:

@@ -71,12 +71,13 @@ class _Hooks:
             )
         self._put(compilation, "listener", self._listener)
         self._put(runtime, "jit_cache_hook", self._jit_hook(self._look_ups.ask))
-        self._put(runtime, "jit_post_compile_hook", self._jit_hook(self._look_ups.answered))
         self._put_load_hook(runtime, "kernel_load_start_hook", self._look_ups.load_begins)
         self._put_load_hook(runtime, "kernel_load_end_hook", self._look_ups.loaded)
         self._put_inside("triton.compiler.compiler", "", "get_cache_key", self._key_computer)
         self._put_inside("triton.compiler.compiler", "", "get_cache_manager", self._cache_opener)
-        self._put_inside("triton.runtime.jit", "JITFunction", "_do_compile", self._compile)
+        if not self._put_inside("triton.runtime.jit", "JITFunction", "_do_compile", self._compile):
+            # Says less (nothing of a failure), and costs the library another specialization to write down.
+            self._put(runtime, "jit_post_compile_hook", self._jit_hook(self._look_ups.answered))
         self._put_inside("triton.runtime.jit", "", "serialize_specialization_data", _serializer)
         autotuning = getattr(knobs, "autotuning", None)
         if hasattr(autotuning, "listener"):
@@ -90,16 +91,17 @@ class _Hooks:
         while self._undo:
             self._undo.pop()()
 
-    def _put_inside(self, module: str, class_: str, name: str, make: Make) -> None:
+    def _put_inside(self, module: str, class_: str, name: str, make: Make) -> bool:
         """The same in a module that is the library's own affair: it may be gone in the next version."""
         with contextlib.suppress(ImportError, AttributeError):
             found = import_module(module)
-            self._put(getattr(found, class_) if class_ else found, name, make)
+            return self._put(getattr(found, class_) if class_ else found, name, make)
+        return False
 
-    def _put(self, owner: Any, name: str, make: Make) -> None:
+    def _put(self, owner: Any, name: str, make: Make) -> bool:
         """Replaces an attribute by what `make` makes of the one before, if there is such an attribute."""
         if not hasattr(owner, name):
-            return
+            return False
         previous = getattr(owner, name)
         ours = make(previous)
         setattr(owner, name, ours)
@@ -109,6 +111,7 @@ class _Hooks:
                 setattr(owner, name, previous)
 
         self._undo.append(undo)
+        return True
 
     def _put_load_hook(self, runtime: Any, name: str, hook: Callable[..., None]) -> None:
         """Into the library's chain where it has one; around what lies there otherwise."""

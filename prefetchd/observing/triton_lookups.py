@@ -17,6 +17,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prefetchd.compilers.triton_cache import key_of
@@ -102,7 +103,9 @@ class LookUps:
             self._end(left, ok=False)
         if self.active:
             # By position or by name, as the version has it; in this order.
-            self._here.look_up = _LookUp(*args, *named.values())
+            look_up = self._here.look_up = _LookUp(*args, *named.values())
+            # Asked by the library at once, and by us if it compiles: computed once.
+            look_up.source.hash = cache(look_up.source.hash)
 
     @guarded(None)
     def opened(self, manager: Any, digest: str) -> None:
@@ -138,7 +141,7 @@ class LookUps:
         look_up = self._here.look_up
         if look_up is None or look_up.source is not known["src"]:
             look_up = _LookUp(known["src"])
-        look_up.key = key_of(known["metadata"]["hash"])
+        look_up.key = look_up.key or key_of(known["metadata"]["hash"])
         if known.get("cache_hit"):
             self._forget(look_up)
             self._observer.hit(NAME, look_up.key)

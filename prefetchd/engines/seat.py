@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from prefetchd.attaching import Handle
+from prefetchd.config import load_settings
 from prefetchd.guard import Guard
 from prefetchd.profiles import Profile
 from prefetchd.protocol import Batch
@@ -28,6 +29,8 @@ class Seat:
         self._attach = attach
         self._pid = os.getpid()
         self._handle: Handle | None = None
+        # Whether the user has named a profile: then whoever wrote it knows better than we.
+        self._named = False
 
     @property
     def handle(self) -> Handle | None:
@@ -37,13 +40,14 @@ class Seat:
     def take(self, profile: Profile | None, **how: Any) -> Handle:
         """Attaches this process, or answers what was attached before."""
         if (handle := self.handle) is None:
-            self._pid, handle = os.getpid(), self._attach(profile, **how)
-            self._handle = handle
+            self._named = bool(load_settings().profile)
+            self._pid = os.getpid()
+            handle = self._handle = self._attach(None if self._named else profile, **how)
         return handle
 
     def use_profile(self, profile: Profile, max_tokens: int) -> None:
-        """What is known of the model now; says so to the daemon where it is something new."""
-        if (handle := self.handle) is not None:
+        """What is known of the model now, unless its user has named a profile; told where it is new."""
+        if (handle := self.handle) is not None and not self._named:
             handle.use_profile(profile, max_tokens)
 
     def scheduled(self, batch_of: Callable[[Any], Batch | None], output: Any) -> None:

@@ -103,6 +103,19 @@ def test_built_modules_decide_which_products_are_planned(
     assert profile.gemms == ()  # the fake model gives nothing to DeepGEMM, whatever its configuration says
 
 
+def test_profile_that_a_user_has_named_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+) -> None:
+    monkeypatch.setenv("PREFETCHD_PROFILE", "/their.profile.toml")
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+
+    worker_module.Worker(config_of(DEEPSEEK)).load_model()
+
+    assert attaching.asked[0][0] is None
+    assert attaching.handles[0].profiles == []
+
+
 def test_scheduled_steps_reach_the_workers_handle_where_both_are_one_process(
     monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
 ) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from told_sink import Told
 
-from prefetchd.observer import MAX_OPEN, EngineCompiled, Observer, Started
-from prefetchd.protocol import Event
-from prefetchd.shapelog import Record
+from prefetchd.observer import MAX_OPEN, EngineCompiled, Observer
 from prefetchd.winners import Configuration, Winner
 
 REQUEST = {"op": "fp8_gemm_nt", "m": 7, "n": 512, "k": 1024}
@@ -19,32 +18,6 @@ WINNER = Winner(
     gpu="NVIDIA H200", sm_count=132, triton="3.8", module="fla.x", kernel="k", source="s", key=[1],
     config=Configuration(kwargs={}), timing_ms=[1.0],
 )  # fmt: skip
-
-
-class Told:
-    """A sink that keeps what it is told, in order."""
-
-    def __init__(self) -> None:
-        self.begun: list[Started] = []
-        self.ended: list[int] = []
-        self.records: list[Record] = []
-        self.events: list[Event] = []
-        self.winners: list[Winner] = []
-
-    def began(self, started: Started) -> None:
-        self.begun.append(started)
-
-    def over(self, token: int) -> None:
-        self.ended.append(token)
-
-    def record(self, record: Record) -> None:
-        self.records.append(record)
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def winner(self, winner: Winner) -> None:
-        self.winners.append(winner)
 
 
 class Known:
@@ -69,10 +42,10 @@ class Known:
 class Broken(Told):
     """A sink of which every method fails."""
 
-    def began(self, started: Started) -> None:
+    def began(self, *_: object) -> None:
         raise OSError("no")
 
-    over = record = event = winner = began  # type: ignore[assignment]
+    over = record = event = winner = began
 
 
 def compile_(observer: Observer, key: str = "k", request: dict[str, Any] | None = None, **end: Any) -> None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from prefetchd.broker import Broker
 from prefetchd.broker.types import End, Priority, Slots
@@ -44,10 +45,10 @@ def work_off(broker: Broker, compiles: Counter[str]) -> None:
     """Does all that the broker hands out; 64 token counts share a key, as the library's heuristics do."""
     now = time.monotonic()
     while (order := broker.next_trace("group", now)) is not None:
-        request = order.sweep.request
-        key = f"{request.n}-{request.m // 64}"  # type: ignore[attr-defined]
-        job = Job(compiler=COMPILER, key=key, payload=b"source")
-        broker.traced(order.id, Report(id=order.id, seconds=0.0, jobs=(job,)), now)
+        requests: list[Any] = [sweep.request for sweep in order.sweeps]
+        keys = dict.fromkeys(f"{request.n}-{request.m // 64}" for request in requests)
+        jobs = tuple(Job(compiler=COMPILER, key=key, payload=b"source") for key in keys)
+        broker.traced(order.id, Report(id=order.id, seconds=0.0, jobs=jobs), now)
     for check in broker.next_checks(1000):
         broker.checked(check, False, now)
     while (work := broker.next_compile(Slots(16, 16), now)) is not None:

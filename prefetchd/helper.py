@@ -2,7 +2,7 @@
 
 It imports each provider's library once and then never uses it: every trace runs in a child forked from this
 warm parent (`trace_child.py`), because a library's in-memory cache would hide every key after its first use.
-So what a child captures is the complete key set of its sweep, a crash costs one request, and memory
+So what a child captures is the complete key set of its sweeps, a crash costs one request, and memory
 returns. The helper ends when its parent ends, and refuses to work where a real driver could be reached.
 """
 
@@ -36,6 +36,8 @@ from prefetchd.trace import (
     Report,
     Start,
     encode,
+    label_of,
+    size_of,
     to_helper,
 )
 from prefetchd.trace_child import Trace, TraceChild
@@ -112,19 +114,18 @@ class Helper:
 
     def _begin(self, order: Order, poller: zmq.Poller) -> None:
         try:
-            (sweep,) = decode_sweeps(order.sweep)
+            sweeps = decode_sweeps(order.sweeps)
         except ValueError as error:
             self._refuse(order, Failure(request=f"order {order.id}", kind="error", text=str(error)))
             return
         provider = self._providers.get(order.provider)
         if provider is None:
             why = self._unavailable.get(order.provider, f"provider {order.provider!r} was not started here")
-            self._refuse(
-                order, Failure(request=sweep.label(), kind="unavailable", text=why, requests=len(sweep))
-            )
+            label, size = label_of(sweeps), size_of(sweeps)
+            self._refuse(order, Failure(request=label, kind="unavailable", text=why, requests=size))
             return
         compilers = [self._compilers[name] for name in provider.compilers]
-        trace = Trace(order.id, order.mode, sweep, provider, compilers, self._scratch / f"trace-{order.id}")
+        trace = Trace(order.id, order.mode, sweeps, provider, compilers, self._scratch / f"trace-{order.id}")
         self._track(TraceChild(trace, self._start.timeout_s), poller)
 
     def _refuse(self, order: Order, failure: Failure) -> None:

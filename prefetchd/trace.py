@@ -1,17 +1,19 @@
 """The messages between whoever wants requests traced and the helper that traces them.
 
-An order names one sweep and how to run it; its report says which jobs it takes and which requests failed,
-each failure with its kind. A report always comes: a crash, a hang or a lost helper becomes a failure in it.
+An order names sweeps to run in one process and how; its report says which jobs they take together and which
+requests failed, each failure with its kind. A report always comes: a crash, a hang or a lost helper becomes a
+failure in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from prefetchd.compilers.base import Job
-from prefetchd.protocol import PROTOCOL_VERSION
+from prefetchd.protocol import PROTOCOL_VERSION, Sweep
 from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
@@ -27,7 +29,10 @@ FailureKind = Literal["unavailable", "error", "crash", "hang", "miss"]
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a sweep that did not run. `requests` counts those it stands for."""
+    """A request that did not run. `requests` counts those it stands for: itself and those behind it.
+
+    What is about all of an order has the order's label, and then it stands for the last so many.
+    """
 
     request: str
     kind: FailureKind
@@ -56,15 +61,15 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
-    """Trace this sweep: in capture mode compile nothing, in forbid mode use the engine's cache as it is.
+    """Trace these sweeps: in capture mode compile nothing, in forbid mode use the engine's cache as it is.
 
-    `sweep` is one encoded sweep (`encode_sweeps`), which keeps ops that the helper's version does not know.
+    They are encoded (`encode_sweeps`), which keeps ops that the helper's version does not know.
     """
 
     id: int
     provider: str
     mode: Mode
-    sweep: bytes
+    sweeps: bytes
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
@@ -84,9 +89,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
-    """The answer to an order. `seconds` is the sweep's own time, without the helper's start.
+    """The answer to an order. `seconds` is the sweeps' own time, without the helper's start.
 
-    `lost`: the helper ended before it could answer, so its one failure says nothing about the sweep.
+    `lost`: the helper ended before it could answer, so its one failure says nothing about the sweeps.
     """
 
     id: int
@@ -101,6 +106,19 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The helper cannot work at all (no null device, no provider); it exits after this."""
 
     text: str
+
+
+def label_of(sweeps: Sequence[Sweep]) -> str:
+    """For people: what an order is about."""
+    if not sweeps:
+        return "nothing"
+    more = f" and {len(sweeps) - 1} more" if len(sweeps) > 1 else ""
+    return sweeps[0].label() + more
+
+
+def size_of(sweeps: Sequence[Sweep]) -> int:
+    """How many requests an order is about."""
+    return sum(map(len, sweeps))
 
 
 ToHelper = Start | Order | Ping

@@ -1,8 +1,8 @@
-"""One trace: a child forked from the helper's warm parent runs a sweep and reports what it captured.
+"""One trace: a child forked from the helper's warm parent runs sweeps and reports what it captured.
 
 The child counts its progress in shared memory, so that after a crash or a hang the parent knows which
 request did it, writes that one off and forks a successor that goes on behind it, in the same scratch
-directory: the keys found before are still there. A sweep that crashes again and again is given up with the
+directory: the keys found before are still there. A trace that crashes again and again is given up with the
 rest counted as failed.
 """
 
@@ -26,9 +26,9 @@ import msgspec
 
 from prefetchd.compilers.base import Capture, Compiler, CompilerUnavailable, Job, TuningCapture
 from prefetchd.parent_death import end_with_parent
-from prefetchd.protocol import Request, Sweep
+from prefetchd.protocol import Request, Sweep, expand
 from prefetchd.provider import Provider, Unavailable
-from prefetchd.trace import Failure, FailureKind, Mode, Report
+from prefetchd.trace import Failure, FailureKind, Mode, Report, label_of, size_of
 from prefetchd.winners import Tuning
 
 # A library that crashes on one shape crashes on a few; one that crashes on more is broken for this site.
@@ -42,7 +42,7 @@ MAX_TEXT = 2000
 
 
 class _Outcome(msgspec.Struct):
-    """What a child writes to its pipe when it got to the end of its sweep."""
+    """What a child writes to its pipe when it got to the end of its sweeps."""
 
     seconds: float
     jobs: list[Job]
@@ -56,10 +56,20 @@ class Trace:
 
     id: int
     mode: Mode
-    sweep: Sweep
+    sweeps: Sequence[Sweep]
     provider: Provider
     compilers: Sequence[Compiler]
     scratch: Path
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return label_of(self.sweeps)
+
+    @property
+    def size(self) -> int:
+        """How many requests it runs."""
+        return size_of(self.sweeps)
 
 
 class TraceChild:
@@ -100,7 +110,7 @@ class TraceChild:
         )
 
     def go_on(self) -> None:
-        """Forks the process that runs the sweep from its start, or from behind the request written off."""
+        """Forks the process that runs it from its start, or from behind the request written off."""
         reader, writer = os.pipe()
         self._begun = time.monotonic()
         struct.pack_into("<q", self._progress, 0, self._first)
@@ -114,9 +124,9 @@ class TraceChild:
 
     def _write_off(self, kind: FailureKind, status: int) -> None:
         (index,) = struct.unpack_from("<q", self._progress)
-        total = len(self._trace.sweep)
-        request = next(islice(self._trace.sweep.expand(), index, None), None)
-        label = Sweep(request).label() if request is not None else self._trace.sweep.label()
+        total = self._trace.size
+        request = next(islice(expand(self._trace.sweeps), index, None), None)
+        label = Sweep(request).label() if request is not None else self._trace.label
         if kind == "hang":
             text = f"no result within {self._timeout_s:.0f} s; the process was ended"
         else:
@@ -176,7 +186,7 @@ class TraceChild:
             listed = len(failures) < MAX_FAILURES
             given_up = not listed and time.monotonic() - first_failure > FAILING_S
             ends = failure.kind == "unavailable" or given_up
-            count = len(self._trace.sweep) - index if ends else 1
+            count = self._trace.size - index if ends else 1
             if listed:
                 failures.append(msgspec.structs.replace(failure, requests=count))
             else:
@@ -185,8 +195,8 @@ class TraceChild:
                 return
 
     def _unavailable(self, text: str) -> Failure:
-        rest = len(self._trace.sweep) - self._first
-        return Failure(request=self._trace.sweep.label(), kind="unavailable", text=text, requests=rest)
+        rest = self._trace.size - self._first
+        return Failure(request=self._trace.label, kind="unavailable", text=text, requests=rest)
 
     def _context(self, compiler: Compiler) -> contextlib.AbstractContextManager[Capture]:
         return (
@@ -196,7 +206,7 @@ class TraceChild:
         )
 
     def _remaining(self) -> Iterator[tuple[int, Request]]:
-        return islice(enumerate(self._trace.sweep.expand()), self._first, None)
+        return islice(enumerate(expand(self._trace.sweeps)), self._first, None)
 
     def _attempt(self, request: Request, captures: Sequence[Capture]) -> Failure | None:
         try:

@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -40,6 +40,8 @@ from prefetchd.trace import (
     Start,
     encode,
     from_helper,
+    label_of,
+    size_of,
 )
 from prefetchd.winners import Given
 
@@ -86,7 +88,7 @@ class Tracer:
         self._interpreter = interpreter
         self._heard = asyncio.Event()
         self._pending: dict[int, asyncio.Future[Report]] = {}
-        self._labels: dict[int, Sweep] = {}
+        self._sweeps: dict[int, Sequence[Sweep]] = {}
         self._next_id = 0
         self.ready: Ready
 
@@ -116,14 +118,18 @@ class Tracer:
             await self._close()
 
     async def trace(self, provider: str, sweep: Sweep, mode: Mode) -> Report:
-        """Runs one sweep. Raises nothing of its own: a lost helper is a failure in the report."""
-        order = Order(id=self._next_id, provider=provider, mode=mode, sweep=encode_sweeps([sweep]))
+        """Runs one sweep; see `trace_all`."""
+        return await self.trace_all(provider, (sweep,), mode)
+
+    async def trace_all(self, provider: str, sweeps: Sequence[Sweep], mode: Mode) -> Report:
+        """Runs sweeps in one process. Raises nothing of its own: a lost helper is a failure in the report."""
+        order = Order(id=self._next_id, provider=provider, mode=mode, sweeps=encode_sweeps(sweeps))
         self._next_id += 1
         future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
         if self._watcher.done():
-            return _lost(order.id, sweep, "the helper has ended")
+            return _lost(order.id, sweeps, "the helper has ended")
         self._pending[order.id] = future
-        self._labels[order.id] = sweep
+        self._sweeps[order.id] = sweeps
         # Where its connection is gone the helper has ended, and `_watch` will answer this order too.
         with contextlib.suppress(zmq.ZMQError):
             await self._socket.send_multipart([self._identity, encode(order)])
@@ -216,12 +222,12 @@ class Tracer:
         await asyncio.sleep(DRAIN_S)
         for id in list(self._pending):
             self._resolve(
-                _lost(id, self._labels[id], f"the helper ended with status {status}: {self._tail()}")
+                _lost(id, self._sweeps[id], f"the helper ended with status {status}: {self._tail()}")
             )
 
     def _resolve(self, report: Report) -> None:
         future = self._pending.pop(report.id, None)
-        self._labels.pop(report.id, None)
+        self._sweeps.pop(report.id, None)
         if future is not None and not future.done():
             future.set_result(report)
 
@@ -248,8 +254,8 @@ def _directory(*, instead: Path) -> Path | None:
     return None
 
 
-def _lost(id: int, sweep: Sweep, text: str) -> Report:
-    failure = Failure(request=sweep.label(), kind="crash", text=text, requests=len(sweep))
+def _lost(id: int, sweeps: Sequence[Sweep], text: str) -> Report:
+    failure = Failure(request=label_of(sweeps), kind="crash", text=text, requests=size_of(sweeps))
     return Report(id=id, seconds=0.0, failures=(failure,), lost=True)
 
 

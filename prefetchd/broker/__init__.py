@@ -30,7 +30,7 @@ from prefetchd.broker.job_queue import JobQueue
 from prefetchd.broker.keys import MAX_FAILURES, MAX_KEYS, Key, KeyTable
 from prefetchd.broker.ranks import Ranks, RankState
 from prefetchd.broker.tasks import MAX_TASKS
-from prefetchd.broker.trace_queue import TraceQueue
+from prefetchd.broker.trace_queue import MAX_BATCH, TraceQueue
 from prefetchd.broker.types import (
     Accepted,
     Answer,
@@ -67,6 +67,7 @@ class Broker:
         max_keys: int = MAX_KEYS,
         max_failures: int = MAX_FAILURES,
         max_tasks: int = MAX_TASKS,
+        max_batch: int = MAX_BATCH,
         max_ranks: int = MAX_RANKS,
         max_waiters: int = MAX_WAITERS,
     ) -> None:
@@ -74,7 +75,7 @@ class Broker:
         self._ranks = Ranks()
         self._accounts = Accounts(max_ranks)
         self._jobs = JobQueue(self._keys, self._ranks, self)
-        self._traces = TraceQueue(self._keys, self._ranks, self._jobs, max_tasks)
+        self._traces = TraceQueue(self._keys, self._ranks, self._jobs, max_tasks, max_batch)
         self._waiters = Waiters(self._keys, self._ranks, self._jobs, max_waiters)
         self._mismatches: Counter[str] = Counter()
 
@@ -188,7 +189,7 @@ class Broker:
         return [group.name for group in self._traces.groups() if any(group.queue.depth) or group.universes]
 
     def next_trace(self, group: Group, now: float) -> TraceOrder | None:
-        """The next sweep for a free helper of the group."""
+        """The next sweep, or single requests, for a free helper of the group."""
         return self._traces.next_trace(group, now)
 
     def traced(self, order: int, report: Report, now: float) -> None:

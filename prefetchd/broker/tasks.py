@@ -1,8 +1,8 @@
 """What has been asked for in each group: one task a sweep, from the first ask to the keys it came to.
 
 A task is traced once a group, whoever asks and however often. The one subtle rule: a single request inside a
-sweep that is published already needs no task of its own; inside one that is still open it gets its own,
-because only its own trace tells which of the sweep's keys it needs now.
+sweep that is published already, or that will be traced as soon, needs no trace of its own; inside one that is
+less urgent it gets its own, because only its own trace tells which of the sweep's keys it needs now.
 
 Whatever is iterated is a dict, never a set, so that equal events give equal decisions.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from enum import Enum, auto
+from math import inf
 
 from prefetchd.broker.asks import Asks, FairQueue
 from prefetchd.broker.keys import EVICTION_TRIES, Key
@@ -48,6 +49,11 @@ class Want:
         self.since = since
         self.left: dict[Key, None] | None = None
 
+    @property
+    def urgency(self) -> tuple[Priority, float]:
+        """Smaller is more urgent."""
+        return self.priority, inf if self.deadline is None else self.deadline
+
 
 class Task:
     """One sweep of one provider in one group; without a sweep, jobs that were asked for directly."""
@@ -59,6 +65,7 @@ class Task:
         "done",
         "epoch",
         "failures",
+        "followers",
         "group",
         "id",
         "keys",
@@ -80,11 +87,18 @@ class Task:
         self.keys: tuple[Key, ...] = ()
         self.failures: tuple[Failure, ...] = ()
         self.crashes = 0
+        # Single requests that this sweep is traced for too.
+        self.followers: list[Task] = []
         # A bit for each rank for which every key was settled, true as long as nothing was lost since `epoch`.
         self.done = 0
         self.epoch = -1
         self.waiting = False
         self.counted: Priority | None = None
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one request, and not known to end helpers: it may be traced beside others."""
+        return self.sweep is not None and not self.sweep.values and not self.crashes
 
     def idle(self) -> bool:
         """Whether nobody asks for it and no helper has it."""

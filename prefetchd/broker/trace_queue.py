@@ -3,6 +3,10 @@
 The promise: a want ends only when every key of its task is settled for its rank, when the task cannot be
 traced, or when the rank leaves. A deadline that passes makes a want less urgent and never ends it; a helper
 that dies gives its tasks back.
+
+Single requests are traced many at a time, since a fork costs more than most of them. The subtle rule: what
+one of them needs, all of them are taken to need, because a library shows a key at its first use only; so only
+those that the same ranks want as urgently are put together.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from itertools import chain, count
 from math import inf
+
+import msgspec
 
 from prefetchd.broker.job_queue import JobQueue
 from prefetchd.broker.keys import MAX_TEXT, Key, KeyTable
@@ -26,6 +32,9 @@ from prefetchd.trace import Failure, Report
 MAX_IDLE_GROUPS = 16
 # Enough to see what is wrong; the rest is in the log.
 MAX_PROBLEMS = 32
+# Single requests traced in one process. A fork, with all that a library does at its first use, takes some ten
+# ms and a request one; the dearest take 0.2 s, and what is more urgent should not wait for many of them.
+MAX_BATCH = 32
 # Failures of one sweep kept with their text; the count is kept for all.
 MAX_TASK_FAILURES = 8
 
@@ -33,13 +42,22 @@ MAX_TASK_FAILURES = 8
 class TraceQueue:
     """The groups and their tasks."""
 
-    def __init__(self, keys: KeyTable, ranks: Ranks, jobs: JobQueue, max_tasks: int = MAX_TASKS) -> None:
+    def __init__(
+        self,
+        keys: KeyTable,
+        ranks: Ranks,
+        jobs: JobQueue,
+        max_tasks: int = MAX_TASKS,
+        max_batch: int = MAX_BATCH,
+    ) -> None:
         self._keys = keys
         self._ranks = ranks
         self._jobs = jobs
         self._max_tasks = max_tasks
+        self._max_batch = max_batch
         self._groups: OrderedDict[Group, GroupState] = OrderedDict()
-        self._tracing: dict[int, Task] = {}
+        # By order; the first task gives it its id.
+        self._tracing: dict[int, tuple[Task, ...]] = {}
         self._ids = count(1)
         self._deadlines: Timers[tuple[Task, Rank, Want]] = Timers(
             lambda item, _: item[0].wants.get(item[1]) is item[2]
@@ -63,7 +81,7 @@ class TraceQueue:
     @property
     def tracing(self) -> int:
         """How many tasks helpers have."""
-        return len(self._tracing)
+        return sum(map(len, self._tracing.values()))
 
     def groups(self) -> list[GroupState]:
         """Every known group."""
@@ -186,49 +204,47 @@ class TraceQueue:
     # Tracing.
 
     def next_trace(self, name: Group, now: float) -> TraceOrder | None:
-        """The next task for a free helper of the group."""
+        """The next tasks for a free helper of the group."""
         group = self._groups.get(name)
-        if group is None:
-            return None
-        taken = group.queue.pop()
-        while taken is None and group.universes and self._pull(group, now):
-            taken = group.queue.pop()
-        if taken is None:
-            return None
-        task, _, priority = taken
-        assert task.sweep is not None
-        task.state = TaskState.TRACING
-        self._tracing[task.id] = task
-        return TraceOrder(id=task.id, group=name, provider=task.provider, sweep=task.sweep, priority=priority)
+        while group is not None and (taken := self._pop(group, now)) is not None:
+            task, rank, priority = taken
+            if self._follows(task):
+                continue
+            tasks = (task, *self._companions(task, rank, priority))
+            for each in tasks:
+                each.state = TaskState.TRACING
+            self._tracing[task.id] = tasks
+            sweeps = tuple(each.sweep for each in tasks if each.sweep is not None)
+            return TraceOrder(
+                id=task.id, group=name, provider=task.provider, sweeps=sweeps, priority=priority
+            )
+        return None
 
     def traced(self, identity: int, report: Report, now: float) -> None:
-        """A helper's report: its keys are asked for at the priority of whoever wants the task."""
-        task = self._tracing.pop(identity, None)
-        if task is None:
+        """A helper's report: its keys are asked for at the priority of whoever wants the tasks."""
+        tasks = self._tracing.pop(identity, ())
+        if not tasks:
             return
-        self.traced_total += 1
-        self._uncovered(task, report.failures)
-        task.state = TaskState.TRACED
-        wants = [(self._ranks.attached[name], want) for name, want in task.wants.items()]
-        for _, want in wants:
-            want.left = {}
+        self.traced_total += len(tasks)
+        for task, failures in zip(tasks, _failures_each(tasks, report.failures), strict=True):
+            self._uncovered(task, failures)
+            self._begin_traced(task)
         keys = []
         for job in report.jobs:
-            key = self._take(job, task.group, now)
+            key = self._take(job, tasks[0].group, now)
             keys.append(key)
-            for rank, want in wants:
-                self._join(task, key, rank, want)
-        task.keys = tuple(dict.fromkeys(keys))
-        for rank, want in wants:
-            self._one_traced(rank)
-            if not want.left:
-                self._end_want(task, rank, done=True)
+            for task in tasks:
+                self._join_all(task, key)
+        for task in tasks:
+            self._end_traced(task, keys)
+            self._release(task)
 
     def trace_lost(self, identity: int, reason: str, now: float) -> None:
-        """The helper that had the task is gone; another gets it, unless too many died of it."""
-        task = self._tracing.pop(identity, None)
-        if task is None:
-            return
+        """The helper that had the tasks is gone; another gets them, unless too many died of one."""
+        for task in self._tracing.pop(identity, ()):
+            self._lost(task, reason)
+
+    def _lost(self, task: Task, reason: str) -> None:
         task.crashes += 1
         if task.crashes < MAX_CRASHES:
             task.state = TaskState.QUEUED
@@ -247,6 +263,77 @@ class TraceQueue:
             rank = self._ranks.attached[name]
             self._end_want(task, rank, done=True)
             self._one_traced(rank)
+        self._release(task)
+
+    def _pop(self, group: GroupState, now: float) -> tuple[Task, Rank, Priority] | None:
+        taken = group.queue.pop()
+        while taken is None and group.universes and self._pull(group, now):
+            taken = group.queue.pop()
+        return taken
+
+    def _companions(self, task: Task, rank: Rank, priority: Priority) -> list[Task]:
+        """Further single requests to trace in the same process; an urgent one waits for no others."""
+        if not task.single or priority is Priority.URGENT:
+            return []
+
+        def fits(other: Task) -> bool:
+            return (
+                other.single and other.provider == task.provider and other.wants.keys() == task.wants.keys()
+            )
+
+        found = task.group.queue.pop_more(rank, priority, fits, self._max_batch - 1)
+        return [other for other in found if not self._follows(other)]
+
+    def _follows(self, task: Task) -> bool:
+        """Whether a sweep that holds this request is traced, or about to be, for all who want it."""
+        if task.sweep is None or task.sweep.values:
+            return False
+        for sweep in task.group.table(task.provider).covering(task.sweep.request):
+            gone = sweep.failures or sweep.state is TaskState.LOST or any(key.evicted for key in sweep.keys)
+            if gone or not all(self._serves(sweep, name, want) for name, want in task.wants.items()):
+                continue
+            if sweep.state is TaskState.TRACED:
+                self._begin_traced(task)
+                for key in sweep.keys:
+                    self._join_all(task, key)
+                self._end_traced(task, sweep.keys)
+            else:
+                sweep.followers.append(task)
+            return True
+        return False
+
+    def _serves(self, sweep: Task, name: Rank, want: Want) -> bool:
+        """Whether the sweep is settled for the rank, or wanted by it as urgently as this."""
+        if sweep.done & self._ranks.attached[name].account.bit and sweep.epoch == self._epoch:
+            return True
+        other = sweep.wants.get(name)
+        return other is not None and other.urgency <= want.urgency
+
+    def _release(self, sweep: Task) -> None:
+        """Those that follow the sweep are looked at again."""
+        followers, sweep.followers = sweep.followers, []
+        for task in followers:
+            if task.state is TaskState.QUEUED and task.wants and not task.waiting:
+                self._queue(task)
+
+    def _begin_traced(self, task: Task) -> None:
+        """From here on `_join_all` tells what the task's wants are waiting for."""
+        task.state = TaskState.TRACED
+        for want in task.wants.values():
+            want.left = {}
+
+    def _join_all(self, task: Task, key: Key) -> None:
+        for name, want in task.wants.items():
+            self._join(task, key, self._ranks.attached[name], want)
+
+    def _end_traced(self, task: Task, keys: Iterable[Key]) -> None:
+        """These are all keys of the task."""
+        task.keys = tuple(dict.fromkeys(keys))
+        for name, want in list(task.wants.items()):
+            rank = self._ranks.attached[name]
+            self._one_traced(rank)
+            if not want.left:
+                self._end_want(task, rank, done=True)
 
     def retry(self, rank: RankState, now: float) -> None:
         """Traces again, for this rank, whatever of its group could not be traced."""
@@ -349,6 +436,7 @@ class TraceQueue:
 
     def _move(self, task: Task, rank: RankState, want: Want, priority: Priority) -> None:
         old, want.priority = want.priority, priority
+        self._release(task)
         if task.asks.move(rank.name, old, priority) and task.state is TaskState.QUEUED:
             self._queue(task, rank.name)
         for key in want.left or ():
@@ -392,6 +480,7 @@ class TraceQueue:
             task.waiting = False
             task.group.queue.recount(task)
             task.group.remove(task)
+            self._release(task)
 
     def _take(self, job: Job, group: GroupState, now: float) -> Key:
         key = self._keys.touch((job.compiler, job.key))
@@ -434,3 +523,17 @@ class TraceQueue:
             return False
         group.universes.rotate(-1)
         return True
+
+
+def _failures_each(tasks: tuple[Task, ...], failures: tuple[Failure, ...]) -> list[tuple[Failure, ...]]:
+    """The failures of each task of an order; one may stand for the requests behind its own, too."""
+    if len(tasks) < 2 or not failures:
+        return [failures] * len(tasks)
+    labels = [task.sweep.label() for task in tasks if task.sweep is not None]
+    found: list[tuple[Failure, ...]] = [()] * len(tasks)
+    for failure in failures:
+        last = max(0, len(tasks) - failure.requests)
+        first = labels.index(failure.request) if failure.request in labels else last
+        for place in range(first, min(first + failure.requests, len(tasks))):
+            found[place] += (msgspec.structs.replace(failure, request=labels[place], requests=1),)
+    return found

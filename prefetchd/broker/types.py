@@ -35,12 +35,15 @@ class Priority(IntEnum):
 
 
 class TraceOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep to trace in a helper of `group`; answer by `traced` or `trace_lost` with its id."""
+    """Sweeps to trace together in a helper of `group`; answer by `traced` or `trace_lost` with its id.
+
+    They are one sweep, or several single requests.
+    """
 
     id: int
     group: Group
     provider: str
-    sweep: Sweep
+    sweeps: tuple[Sweep, ...]
     priority: Priority
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
@@ -41,7 +41,7 @@ class Near(Protocol):
 
     ready: Ready
 
-    async def trace(self, provider: str, sweep: Sweep, mode: Mode) -> Report:
+    async def trace_all(self, provider: str, sweeps: Sequence[Sweep], mode: Mode) -> Report:
         """See `Tracer`."""
         ...
 
@@ -214,7 +214,7 @@ class Helper:
     async def _trace(self, near: Near, order: TraceOrder) -> None:
         report: Report | None = None
         try:
-            report = await near.trace(order.provider, order.sweep, "capture")
+            report = await near.trace_all(order.provider, order.sweeps, "capture")
         finally:
             if report is None or report.lost:
                 if report is not None:

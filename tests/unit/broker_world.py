@@ -83,11 +83,11 @@ class World:
 
     def report(self, order: TraceOrder) -> Report:
         """What a helper would report."""
-        self.traces[order.sweep] += 1
-        jobs = tuple(
-            Job(compiler=compiler, key=key, payload=b"source") for compiler, key in self.keys_of(order.sweep)
-        )
-        return Report(id=order.id, seconds=0.0, jobs=jobs, failures=self.failures.get(order.sweep, ()))
+        self.traces.update(order.sweeps)
+        keys = dict.fromkeys(key for sweep in order.sweeps for key in self.keys_of(sweep))
+        jobs = tuple(Job(compiler=compiler, key=key, payload=b"source") for compiler, key in keys)
+        failures = tuple(each for sweep in order.sweeps for each in self.failures.get(sweep, ()))
+        return Report(id=order.id, seconds=0.0, jobs=jobs, failures=failures)
 
     def trace(self, group: str = "group") -> list[TraceOrder]:
         """Traces all that is handed out; the orders in their order."""

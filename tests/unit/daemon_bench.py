@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -103,6 +103,8 @@ class FakeHelper:
     def __init__(self, providers: tuple[str, ...], environment: Mapping[str, str]) -> None:
         self.providers, self.environment = providers, environment
         self.traced: list[int] = []
+        # The same by order.
+        self.batches: list[list[int]] = []
         self.holds = False
         self.deaf = False
         self._end = asyncio.Event()
@@ -118,15 +120,16 @@ class FakeHelper:
     async def __aexit__(self, *_: object) -> None:
         self._end.set()
 
-    async def trace(self, provider: str, sweep: Sweep, mode: Mode) -> Report:
-        request = sweep.request
-        assert isinstance(request, Fp8GemmNt)
-        self.traced.append(request.n)
+    async def trace_all(self, provider: str, sweeps: Sequence[Sweep], mode: Mode) -> Report:
+        numbers = [sweep.request.n for sweep in sweeps if isinstance(sweep.request, Fp8GemmNt)]
+        assert len(numbers) == len(sweeps)
+        self.traced += numbers
+        self.batches.append(numbers)
         if self.holds:
             future: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
             return await future
-        return Report(id=0, seconds=0.0, jobs=(job(request.n, self.hook),))
+        return Report(id=0, seconds=0.0, jobs=tuple(job(n, self.hook) for n in numbers))
 
     async def answers(self, limit_s: float) -> bool:
         return not self.deaf

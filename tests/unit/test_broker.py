@@ -160,7 +160,7 @@ def test_only_urgent_work_runs_at_normal_niceness(world: World) -> None:
 def test_asking_again_at_a_better_priority_promotes_trace_and_job(world: World) -> None:
     world.plan("r0", gemm(1), gemm(65), priority=Priority.UNIVERSE)
     world.plan("r0", gemm(65), priority=Priority.BATCH)
-    assert [order.sweep for order in world.trace()] == [gemm(65), gemm(1)]
+    assert [sweep for order in world.trace() for sweep in order.sweeps] == [gemm(65), gemm(1)]
     world.look()
 
     world.plan("r0", gemm(1), priority=Priority.URGENT)
@@ -176,14 +176,14 @@ def test_a_worse_priority_never_demotes(world: World) -> None:
 
 
 def test_ranks_take_turns_within_a_priority() -> None:
-    world = World()
+    world = World(max_batch=1)
     for rank in range(3):
         world.attach(rank)
     world.plan(0, *(gemm(64 * number + 1) for number in range(6)))
     world.plan(1, gemm(1, 256), gemm(65, 256))
     world.plan(2, gemm(1, 384), gemm(65, 384))
 
-    widths = [order.sweep.request.n for order in world.trace()]  # type: ignore[attr-defined]
+    widths = [order.sweeps[0].request.n for order in world.trace()]  # type: ignore[attr-defined]
 
     assert widths == [128, 256, 384, 128, 256, 384, 128, 128, 128, 128]
 
@@ -420,7 +420,7 @@ def test_late_report_of_a_lost_task_is_ignored(world: World) -> None:
 
 
 def test_a_rank_that_leaves_takes_its_wants_and_no_others() -> None:
-    world = World()
+    world = World(max_batch=1)
     world.attach("r0")
     world.attach("r1")
     world.to_compile("r0", gemm(1), gemm(65))
@@ -444,8 +444,9 @@ def test_an_older_generation_can_neither_attach_nor_detach(world: World) -> None
 
 
 def test_a_reattached_rank_starts_anew_and_finds_its_group_traced(world: World) -> None:
-    world.plan("r0", gemm(1), gemm(65))
-    world.trace()
+    for sweep in (gemm(1), gemm(65)):
+        world.plan("r0", sweep)
+        world.trace()
     world.attach("r0", generation=2)
     world.look()
     assert world.next_compile() is None

@@ -31,7 +31,7 @@ class Orders:
 
     def add(self, *numbers: int) -> None:
         self.waiting += [
-            TraceOrder(id=n, group="g", provider="fake", sweep=sweep(n), priority=Priority.BATCH)
+            TraceOrder(id=n, group="g", provider="fake", sweeps=(sweep(n),), priority=Priority.BATCH)
             for n in numbers
         ]
 

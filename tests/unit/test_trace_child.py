@@ -98,7 +98,7 @@ def run(
     mode: Mode = "capture",
     timeout_s: float = 60,
 ) -> Report:
-    trace = Trace(7, mode, sweep, ActingProvider(act), [FileCompiler()], tmp_path / "scratch")
+    trace = Trace(7, mode, [sweep], ActingProvider(act), [FileCompiler()], tmp_path / "scratch")
     child = TraceChild(trace, timeout_s)
     while True:
         select.select([child.fd], [], [], timeout_s)
@@ -239,7 +239,7 @@ def test_child_does_not_outlive_the_process_that_forked_it(tmp_path: Path) -> No
     middle = os.fork()
     if middle == 0:
         TraceChild(
-            Trace(1, "capture", SWEEP, ActingProvider(act), [FileCompiler()], tmp_path / "scratch"), 60
+            Trace(1, "capture", [SWEEP], ActingProvider(act), [FileCompiler()], tmp_path / "scratch"), 60
         )
         signal.pause()
     child = int(os.read(reader, 32))

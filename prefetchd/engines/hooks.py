@@ -2,7 +2,7 @@
 
 An engine's methods keep their signatures and results. Whatever ours raises is caught and counted; what the
 engine's own raises passes unchanged. The subtle rule: an engine may load its plug-ins several times and fork
-afterwards, so a method that is wrapped already is left alone.
+afterwards, so a method is wrapped once by each of our functions, however often that is asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from prefetchd import post_import
 
+# On a wrapped method: which functions of ours are round it.
 MARK = "_prefetchd_wrapped"
 
 # Gets the original and the arguments of the call, and answers what the engine gets to see.
@@ -43,12 +44,14 @@ def wrap(owner: Any, name: str, around: Around) -> None:
     original = getattr(owner, name, None)
     if not callable(original):
         raise NotFound(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
-    if getattr(original, MARK, False):
+    ours = f"{around.__module__}.{around.__qualname__}"
+    present = getattr(original, MARK, ())
+    if ours in present:
         return
 
     @wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs)
 
-    setattr(wrapper, MARK, True)
+    setattr(wrapper, MARK, (*present, ours))
     setattr(owner, name, wrapper)

@@ -2,8 +2,8 @@
 
 `attach_executor` once, in each rank's process and before the model is built; `on_batch` in the executor's
 loop, right after a batch was scheduled (`docs/tensorrt-llm.md` says where). Both raise nothing, and cost next
-to nothing unless `PREFETCHD` is set. The subtle rule: a request that prefills in chunks says how long this one
-is, and one that never was chunked says the rest of its prompt.
+to nothing unless `PREFETCHD` is set. The subtle rule: a request that prefills in chunks says how long this
+one is, and one that never was chunked says the rest of its prompt.
 """
 
 from __future__ import annotations

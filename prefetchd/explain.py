@@ -63,7 +63,8 @@ WHY = {
     "planned": "it was ready: published before the engine reached it",
 }
 NOW = {
-    State.UNKNOWN: "does not know it, or not in the directories of an engine that is attached",
+    # To a tool, which has no directories, today's daemon says no more.
+    State.UNKNOWN: "does not say: it does not know it, or tells its state to attached engines alone",
     State.QUEUED: "is going to compile it",
     State.COMPILING: "is compiling it",
     State.PUBLISHED: "has published it",

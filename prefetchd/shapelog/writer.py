@@ -163,7 +163,9 @@ class ShapeLog:
         self._complained = True
         with contextlib.suppress(Exception):
             # A handler of the engine's that fails is not ours to repair.
-            log.warning("shape log %s: %s; what this engine compiles is not kept", self.path, problem)
+            log.warning(
+                "prefetchd: shape log %s: %s; what this engine compiles is not kept", self.path, problem
+            )
 
 
 def process_name() -> str:

@@ -51,6 +51,7 @@ def read(path: Path, data: bytes) -> tuple[list[object], list[str]]:
         (b'{"compiler":"a","key":"k","fingerprint":"f","rank":99999999999999999999}', "rank"),
         (b'{"compiler":"a","key":"k","fingerprint":"f","seconds":1e400}', "seconds"),
         (b'{"compiler":"a","key":"k","fingerprint":"f","cause":"whim"}', "cause"),
+        (b'{"compiler":"a","key":"' + b"k" * 2000 + b'","fingerprint":"f"}', "1024.*key"),
         (b'{"kind":"weather","text":"fine"}', "kind"),
         (b'{"kind":"started"}', "compiler"),
         (b"x" * (3 * MAX_LINE_BYTES), f"{3 * MAX_LINE_BYTES + 1} bytes"),

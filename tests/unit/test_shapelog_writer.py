@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from as_user import as_nameless_user
+from as_user import NAMELESS, as_nameless_user
 from processes import start_child
 
 from prefetchd.shapelog import (
@@ -321,29 +321,32 @@ def test_directory_that_anyone_may_write_to_is_refused(tmp_path: Path) -> None:
 
 
 def test_directory_and_log_of_another_user_are_refused(tmp_path: Path) -> None:
-    foreign, own = tmp_path / "foreign", tmp_path / "own"
+    open_to_all, foreign, own = tmp_path / "open", tmp_path / "foreign", tmp_path / "own"
     for directory in (tmp_path, *tmp_path.parents):
         if directory.stat().st_mode & 0o011 != 0o011 and directory.stat().st_uid == os.geteuid():
             directory.chmod(directory.stat().st_mode | 0o011)
-    foreign.mkdir()
-    own.mkdir()
-    # Who can list and enter still may not write; and in the own directory somebody else's file lies ready.
-    own.chmod(0o777)
+    for directory in (open_to_all, foreign, own):
+        directory.mkdir()
+    open_to_all.chmod(0o777)
+    if os.geteuid() == 0:
+        # In a directory of its own somebody else's file lies ready, open to all.
+        os.chown(own, NAMELESS, NAMELESS)
     (own / log_name("node", 0)).write_text("")
     (own / log_name("node", 0)).chmod(0o666)
 
-    def try_both() -> list[str]:
+    def try_all() -> list[str]:
         found = []
-        for directory in (foreign, own):
+        for directory in (open_to_all, foreign, own):
             try:
                 ShapeLog(directory, "node", 0)
             except LogUnusable as error:
                 found.append(str(error))
         return found
 
-    read_only, not_ours = as_nameless_user(try_both)
+    for_anyone, read_only, not_ours = as_nameless_user(try_all)
+    assert "written by anyone" in for_anyone
     assert "make it writable for uid 12345" in read_only
-    assert "written by anyone" in not_ours
+    assert "belongs to user 0, not to 12345" in not_ours
 
 
 def test_compaction_and_a_writer_exclude_each_other(tmp_path: Path) -> None:

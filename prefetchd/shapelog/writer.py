@@ -14,6 +14,7 @@ waits, and not long: for the end of a compaction that runs just then.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -39,6 +40,9 @@ MAX_HOST = 64
 OPEN_ATTEMPTS, OPEN_INTERVAL_S = 100, 0.02
 # Another thread's append takes microseconds; one that takes longer was suspended in the middle, or forked.
 LOCK_LIMIT_S = 0.05
+
+# What file systems without locks answer, as Lustre does unless it is told to have them.
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 _MODE = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -187,7 +191,7 @@ def open_locked(path: Path, lock: int, attempts: int = OPEN_ATTEMPTS) -> int:
         try:
             if problem := _not_a_log(os.fstat(file)):
                 raise LogUnusable(f"shape log {path}: {problem}; remove it, or set PREFETCHD_LOG_DIR")
-            fcntl.flock(file, lock | fcntl.LOCK_NB)
+            _take(file, lock)
             if path.lstat().st_ino == os.fstat(file).st_ino:
                 kept, file = file, -1
                 return kept
@@ -205,13 +209,27 @@ def open_locked(path: Path, lock: int, attempts: int = OPEN_ATTEMPTS) -> int:
     raise LogUnusable(f"shape log {path}: it is locked; end the engine or the compaction that uses it")
 
 
+def _take(file: int, lock: int) -> None:
+    """The lock, if it is free. Raises `BlockingIOError` if not, `OSError` if there are none."""
+    try:
+        fcntl.flock(file, lock | fcntl.LOCK_NB)
+    except OSError as error:
+        # Appending is safe without a lock; compaction needs one, and will find none on this file system either.
+        if error.errno not in NO_LOCKS or lock != fcntl.LOCK_SH:
+            raise
+
+
 _names: dict[str, str] = {}
 
 
 def _start_ticks() -> str:
     """When this process began, in the kernel's count since the machine did."""
-    # The program's name, in parentheses, may hold anything; the start is the 20th field behind it.
-    return Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    try:
+        # The program's name, in parentheses, may hold anything; the start is the 20th field behind it.
+        return Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        # Without /proc the number alone must do.
+        return "0"
 
 
 def _make_private(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -362,6 +363,20 @@ def test_compaction_and_a_writer_exclude_each_other(tmp_path: Path) -> None:
     assert (done.records, done.duplicates) == (1, 1)
     assert ShapeLog(tmp_path, "node", 0).append(numbered(2))
     assert [record.key for record in records(log.path)] == ["k1", "k2"]
+
+
+def test_file_system_without_locks_is_appended_to_and_never_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(file: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr("prefetchd.shapelog.writer.fcntl.flock", no_locks)
+    log = ShapeLog(tmp_path, "node", 0)
+
+    assert log.append(numbered(1))
+    with pytest.raises(LogUnusable, match="not implemented"):
+        compact(log.path)
 
 
 def test_other_kinds_of_lines_name_their_kind_first(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def _take(file: int, lock: int) -> None:
     try:
         fcntl.flock(file, lock | fcntl.LOCK_NB)
     except OSError as error:
-        # Appending is safe without a lock; compaction needs one, and will find none on this file system either.
+        # Appending is safe without a lock; compaction needs one, and will find none there either.
         if error.errno not in NO_LOCKS or lock != fcntl.LOCK_SH:
             raise
 

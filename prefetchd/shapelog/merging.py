@@ -5,7 +5,7 @@ compile that succeeded, the request and the means to rebuild it by whichever rec
 chosen by its own content alone, so the outcome is the same in whatever order and grouping logs are merged.
 
 The subtle rule is memory: a record may be a megabyte and logs may have millions of lines, so only *where*
-each part stands is kept while reading, some hundred bytes a variant, and what is asked for is read again.
+each part stands is kept while reading, about 1 KB a variant, and what is asked for is read again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from prefetchd.shapelog.record import (
 )
 from prefetchd.shapelog.writer import LogUnusable
 
-# The largest models compile some ten thousand variants. This many take 150 MB while they are merged.
+# The largest models compile some ten thousand variants. This many take 250 MB while they are merged.
 MAX_VARIANTS = 250_000
 # Compiles that never ended: one for each kill of an engine.
 MAX_UNFINISHED = 10_000

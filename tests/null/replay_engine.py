@@ -1,8 +1,9 @@
 """An observed engine in miniature, on the null device: makes the calls it is told and says how they went.
 
-Usage: replay_engine.py RESULT CALL..., where a call is `fp8:m,n,k`, `bf16:m,n,k`, or the name of one of
-`observed_calls`. With --forbid Triton compiles nothing; nvcc is whatever the environment says. The result is
-one JSON object: what failed, and what the observer counted.
+Usage: replay_engine.py RESULT CALL..., where a call is `fp8:m,n,k`, `bf16:m,n,k`, `tuned`, or the name of one
+of `observed_calls`. With --forbid Triton compiles nothing; nvcc is whatever the environment says. With
+--measure the process passes for one with a device, and its tuners keep what they count. The result is one
+JSON object: what failed, and what the observer counted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from prefetchd.null_device.launcher import KEEP_NO_TIMINGS
 from prefetchd.observing import watch
 
 
@@ -44,9 +46,21 @@ def call(text: str) -> Callable[[], None]:
     if shape:
         numbers = [int(each) for each in shape.split(",")]
         return lambda: {"fp8": fp8, "bf16": bf16}[name](*numbers)
+    if name == "tuned":
+        from winners_kernels import run_kept
+
+        return run_kept
     from observed_calls import named
 
     return named(name)
+
+
+def measure() -> None:
+    for name in KEEP_NO_TIMINGS:
+        os.environ.pop(name, None)
+    from observed_engine import measure_as_an_engine
+
+    measure_as_an_engine()
 
 
 def main() -> None:
@@ -54,7 +68,10 @@ def main() -> None:
     parser.add_argument("result", type=Path)
     parser.add_argument("calls", nargs="+")
     parser.add_argument("--forbid", action="store_true")
+    parser.add_argument("--measure", action="store_true")
     arguments = parser.parse_args()
+    if arguments.measure:
+        measure()
     seen = watch.begin(os.environ)
     assert seen is not None
     if arguments.forbid and not all(":" in text for text in arguments.calls):

@@ -60,7 +60,7 @@ class Machine:
             "DG_JIT_CACHE_DIR": str(root / "deep_gemm"),
             "TRITON_CACHE_DIR": str(root / "triton"),
             "PREFETCHD_LOG_DIR": str(self.logs),
-            "PREFETCHD_REPLAY_PACKAGES": "triton_kernels,observed_kernels",
+            "PREFETCHD_REPLAY_PACKAGES": "triton_kernels,observed_kernels,winners_kernels",
         }
         found = self.bench.environment({**own, **self.changes})
         found["PYTHONPATH"] = ":".join(filter(None, (found.get("PYTHONPATH"), str(HERE))))
@@ -74,14 +74,16 @@ class Machine:
         earlier = self.bench.line.environment().get("PYTHONPATH", "")
         self.changes["PYTHONPATH"] = ":".join(filter(None, (str(shadow), earlier)))
 
-    def engine(self, *calls: str, forbid: bool = False, **changes: str) -> dict[str, Any]:
+    def engine(
+        self, *calls: str, forbid: bool = False, measure: bool = False, **changes: str
+    ) -> dict[str, Any]:
         """An engine's life: its calls, those that failed, and what was observed."""
         self.bench.nvcc.behave("exit 1" if forbid else "")
         result = self.bench.place / "engine.json"
         command = [
             str(PREFETCHD), "null", "--target", self.bench.target, "--",
             sys.executable, str(HERE / "replay_engine.py"), str(result), *calls,
-            *(["--forbid"] if forbid else []),
+            *(["--forbid"] if forbid else []), *(["--measure"] if measure else []),
         ]  # fmt: skip
         done = _run(command, {**self.environment(), **changes}, self.bench.place)
         assert done.returncode == 0, done.stderr

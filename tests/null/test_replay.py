@@ -179,3 +179,53 @@ def test_deep_gemm_and_triton_are_replayed_by_one_command(newer: Machine, provid
     assert replay.counts("foreign", "refused", "failed", "uncovered") == (0,) * 4
     assert replay.result["compiled"] == replay.result["records"]
     assert second["figures"].get("triton.compiles", 0) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_measured_winners_are_seeded_without_a_trace(newer: Machine) -> None:
+    first = newer.engine("tuned", measure=True)
+    newer.without_providers()
+    newer.cache = "second"
+    replay = newer.replay()
+    second = newer.engine("tuned", measure=True, forbid=True)
+
+    assert (first["failed"], second["failed"]) == ([], [])
+    assert first["figures"]["triton.benchmarks"] == 2
+    assert replay.status == 0, replay.reasons
+    assert replay.result["winners"]["seeded"] == 2, replay.result["notes"]
+    assert second["figures"].get("triton.benchmarks", 0) == 0
+
+
+@pytest.mark.slow
+def test_winners_of_another_gpu_are_not_seeded(newer: Machine) -> None:
+    newer.engine("tuned", measure=True)
+    winners = newer.logs / "winners.jsonl"
+    winners.write_text(winners.read_text().replace("NVIDIA H200", "NVIDIA H100"))
+    newer.cache = "second"
+    replay = newer.replay()
+
+    assert replay.status == 0, replay.reasons
+    assert "winners" not in replay.result
+    assert not list((newer.bench.place / "second").rglob("*.autotune.json"))
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_function_outside_of_the_allowed_packages_is_refused_and_never_imported(newer: Machine) -> None:
+    newer.engine("commit")
+    newer.without_providers()
+    (path,) = newer.logs.glob("*.jsonl")
+    record = next(each for each in map(json.loads, path.read_bytes().splitlines()) if each.get("rebuild"))
+    evil = newer.bench.place / "no-providers/evil.py"
+    evil.write_text(f"open({str(newer.bench.place / 'imported')!r}, 'w')\n")
+    text = json.dumps(record["rebuild"]).replace("observed_kernels", "evil")
+    with path.open("a") as file:
+        file.write(json.dumps({**record, "key": "A" * 52, "rebuild": json.loads(text)}) + "\n")
+    newer.cache = "second"
+    replay = newer.replay()
+
+    assert replay.status == 1
+    assert replay.counts("compiled", "refused") == (1, 1)
+    assert "evil lies in no allowed package" in replay.reasons[0]
+    assert not (newer.bench.place / "imported").exists()

@@ -9,8 +9,11 @@ OLD_LINE := .lines/deep_gemm-0.1.7
 # A second Triton, whose cache differs in every way this project cares about: launchers, ptxas, result files.
 OTHER_TRITON := .lines/triton-3.6.0
 DEMO_CACHE := $(CURDIR)/build/demo-cache
+# A whole engine pins torch, Triton and the CuTe DSL to versions of its own: 9 GB, and no part of CI.
+VLLM := .vllm
+VLLM_VERSION := 0.33.0
 
-.PHONY: env demo test lint test-slow chaos clean
+.PHONY: env demo test lint test-slow chaos clean env-vllm test-vllm test-vllm-all
 
 env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed
 
@@ -54,6 +57,22 @@ test-slow: env
 # Kills one part of a node after another, a hundred times; needs root for the small disk it fills.
 chaos: env
 	$(BIN)/python tests/null/chaos.py --rounds 100 --json docs/results/chaos.json
+
+env-vllm: $(VLLM)/.installed
+
+$(VLLM)/.installed: pyproject.toml setup.py $(NATIVE)
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check vllm==$(VLLM_VERSION) 'setuptools>=77' wheel \
+	    pytest hypothesis
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check -e . --no-build-isolation
+	touch $@
+
+# A whole vLLM on the null device, from its first start to one that compiles nothing; up to 40 minutes.
+test-vllm: env-vllm
+	$(VLLM)/bin/pytest -rP tests/vllm $(PYTEST)
+
+test-vllm-all: env-vllm
+	PREFETCHD_TEST_VLLM_ALL=1 $(VLLM)/bin/pytest -rP tests/vllm $(PYTEST)
 
 clean:
 	rm -rf build dist *.egg-info

@@ -2,16 +2,19 @@
 
     prefetchd run -- prefetchd null --target h200 -- python vllm_engine.py MODEL [NAME=VALUE ...]
 
-Further arguments are vLLM's own, as JSON values.
+Further arguments are vLLM's own, as JSON values. With `PAUSE` in the environment, a directory, it waits after
+its second prompt: `paused` appears there, and `go` lets it go on.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 # Ragged, one chunk of 64, a single token, aligned, and one that is prefilled in two pieces.
@@ -30,6 +33,13 @@ def answered(original: Callable[..., None]) -> Callable[..., None]:
         supply_tokens(core.scheduler)
 
     return init
+
+
+def wait_in(directory: Path) -> None:
+    """Until somebody lets us go on."""
+    (directory / "paused").touch()
+    while not (directory / "go").exists():
+        time.sleep(0.05)
 
 
 def main(model: str, *options: str) -> None:
@@ -52,7 +62,9 @@ def main(model: str, *options: str) -> None:
     up = time.perf_counter()
     sampling = SamplingParams(max_tokens=STEPS, ignore_eos=True, detokenize=False)
     lengths, seconds = [], []
-    for length in PROMPTS:
+    for number, length in enumerate(PROMPTS):
+        if number == 2 and (pause := os.environ.get("PAUSE")):
+            wait_in(Path(pause))
         before = time.perf_counter()
         prompt: Any = {"prompt_token_ids": [5 + index % 500 for index in range(length)]}
         (output,) = llm.generate([prompt], sampling, use_tqdm=False)

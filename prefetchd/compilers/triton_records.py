@@ -239,7 +239,8 @@ def _specialization(variant: Variant) -> Specialization:
     if not variant.specialization:
         raise NotRebuildable(
             f"rebuild.specialization: empty: {variant.name} has a function or another object compiled in, "
-            f"which Triton {variant.parts.version} cannot write down; trace its request instead"
+            f"which Triton {variant.parts.version} cannot write down: only the engine itself can compile it "
+            "(3.8 and later write functions down)"
         )
     try:
         return msgspec.json.decode(variant.specialization, type=Specialization)

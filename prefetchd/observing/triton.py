@@ -50,6 +50,11 @@ class TritonAdaptor:
             self._hooks.remove()
             self._hooks = None
 
+    def forget_parent(self) -> None:
+        """In a forked child: what the parent's threads were in the middle of is not ours to end."""
+        if self._hooks is not None:
+            self._hooks.forget_parent()
+
 
 class _Hooks:
     """One installation: what it has put where, and how to take it back."""
@@ -90,6 +95,10 @@ class _Hooks:
         self._look_ups.active = False
         while self._undo:
             self._undo.pop()()
+
+    def forget_parent(self) -> None:
+        """See `TritonAdaptor`."""
+        self._look_ups.forget_parent()
 
     def _put_inside(self, module: str, class_: str, name: str, make: Make) -> bool:
         """The same in a module that is the library's own affair: it may be gone in the next version."""

@@ -84,6 +84,10 @@ class LookUps:
         self._asked: OrderedDict[int, tuple[Any, Mapping[str, Any]]] = OrderedDict()
         self._here = _Here()
 
+    def forget_parent(self) -> None:
+        """In a forked child: every look-up in progress is the parent's."""
+        self._asked, self._here = OrderedDict(), _Here()
+
     @guarded(None)
     def ask(self, known: Mapping[str, Any]) -> None:
         """The jit hook, before a variant is looked for."""

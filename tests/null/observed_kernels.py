@@ -68,6 +68,12 @@ def directly() -> None:
     triton.compile(source)
 
 
+def directly_broken() -> None:
+    from triton.compiler import ASTSource
+
+    triton.compile(ASTSource(broken, {"x": "*fp32", "BLOCK": "constexpr"}, {"BLOCK": 32}))
+
+
 @triton.jit
 def twice_in_place(x, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
     at = tl.arange(0, BLOCK)

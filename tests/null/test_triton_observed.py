@@ -208,6 +208,15 @@ def test_kernels_without_a_module_are_seen_and_refused_by_name(installed: Engine
     assert "local.<locals>.inside" in refused[0]
 
 
+def test_failure_that_tells_nobody_ends_when_its_thread_begins_the_next_compile(installed: Engine) -> None:
+    alone = installed.run("directly_broken")
+    answer = installed.run("directly_broken,commit")
+
+    assert (alone["open"], compiles(alone)) == (1, 0)
+    assert (answer["open"], answer["errors"]) == (0, 0)
+    assert [each.ok for each in records(answer)] == [False, True]
+
+
 @pytest.mark.parametrize("after", ["chain", "replace"])
 @pytest.mark.parametrize("only", ["", "cache", "listener", "post"])
 def test_hooks_that_others_set_after_ours_hear_all_and_cost_us_detail_at_most(

@@ -1,4 +1,4 @@
-"""A whole vLLM on the null device with `PREFETCHD=1`: a first start, its replay, a start that compiles nothing.
+"""A whole vLLM on the null device with `PREFETCHD=1`: first start, replay, and a start that compiles nothing.
 
 Needs the environment of `make env-vllm`; takes minutes a model.
 """

@@ -68,6 +68,17 @@ def directly() -> None:
     triton.compile(source)
 
 
+def in_other_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    x = torch.empty(64, device="cuda")
+    with ThreadPoolExecutor(2) as pool, AsyncCompileMode(pool):
+        for block in (16, 32, 64):
+            twice_in_place[(1,)](x, BLOCK=block)
+
+
 def directly_broken() -> None:
     from triton.compiler import ASTSource
 

@@ -208,6 +208,14 @@ def test_kernels_without_a_module_are_seen_and_refused_by_name(installed: Engine
     assert "local.<locals>.inside" in refused[0]
 
 
+def test_compile_in_another_thread_is_told_with_what_rebuilds_it(engine: Engine) -> None:
+    answer = engine.run("in_other_threads")
+    jobs, refused = engine.rebuild(answer)
+
+    assert (answer["raised"], answer["errors"], answer["open"]) == ([], 0, 0)
+    assert (compiles(answer), len(jobs), refused) == (3, 3, [])
+
+
 def test_failure_that_tells_nobody_ends_when_its_thread_begins_the_next_compile(installed: Engine) -> None:
     alone = installed.run("directly_broken")
     answer = installed.run("directly_broken,commit")

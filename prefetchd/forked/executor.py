@@ -79,6 +79,16 @@ class ForkedExecutor:
         for server in self._servers:
             await server.close()
 
+    @property
+    def warm(self) -> bool:
+        """Whether a job would begin at once."""
+        return bool(self._servers) and self._servers[-1].warm
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is not known yet if the server will be warm."""
+        return bool(self._servers) and self._servers[-1].starting
+
     async def run(self, job: Job, staging: Path) -> JobResult:
         """See `Executor`. Raises `CompilerUnavailable` with the reason of a compiler that refuses the job.
 
@@ -122,6 +132,16 @@ class _Server:
     def dead(self) -> bool:
         """Whether it has ended after it was warm; one that never was stays, for its reason."""
         return self._reader.done() and self._up.exception() is None
+
+    @property
+    def warm(self) -> bool:
+        """Whether it has imported what its workers need, and lives."""
+        return self._up.done() and self._up.exception() is None and not self._reader.done()
+
+    @property
+    def starting(self) -> bool:
+        """Whether it has said nothing yet, and lives."""
+        return not self._up.done() and not self._reader.done()
 
     async def launch(self, environment: dict[str, str], interpreter: str) -> None:
         """Starts the process; it gets ready in its own time."""

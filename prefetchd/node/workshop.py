@@ -3,11 +3,16 @@
 Which interpreter, which environment and which packages they use was decided from the daemon's allow-list
 before. The subtle rule: a fork server that has died is thrown away with all that belongs to it, and the next
 job gets a new one; whether that job is tried again at all is the broker's business, so nothing loops here.
+
+Niceness is fixed at a process's start, and a forked worker has its server's. So what an engine waits for has
+a fork server of its own, which is started in the background when the first such job comes: while it is coming
+up, such jobs run at once by the server that is warm.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,12 +24,15 @@ from prefetchd.executors import CommandExecutor, Executor
 from prefetchd.forked.executor import ForkedExecutor, ServerFailed
 from prefetchd.forked.messages import Start
 from prefetchd.jobs import JobPool, JobResult
-from prefetchd.store import Staging
+from prefetchd.null_device.guard import NullDeviceBroken
+from prefetchd.store import Staging, StoreUnwritable
 from prefetchd.targets import Target
-from prefetchd.tracer import private_root
+from prefetchd.tracer import HelperFailed, private_root
 
 # Who may run how many at a time is decided by the broker for the whole node; this is only above it.
 MANY = 1024
+# What a server's start may raise.
+NOT_STARTED = (CompilerUnavailable, HelperFailed, NullDeviceBroken, StoreUnwritable, OSError)
 
 
 class Workshop:
@@ -68,19 +76,21 @@ class Workshop:
     def executor(self, name: str, *, background: bool) -> Executor:
         """What runs the compiler's jobs. Raises `CompilerUnavailable`."""
         compiler = self.compiler(name)
-        if isinstance(compiler, ForkedCompiler):
-            # One server for both: a second one would cost a library's import at the very moment of haste.
-            background = True
         if (name, background) not in self._executors:
             made: Executor
             if isinstance(compiler, ForkedCompiler):
-                made = LastingExecutor(self._new_server(name))
+                nice = self._settings.job_nice if background else 0
+                made = LastingExecutor(self._new_server(name, nice=nice))
             elif isinstance(compiler, CommandCompiler):
                 made = CommandExecutor(compiler, self._pools[background])
             else:
                 raise CompilerUnavailable(f"compiler {name!r} has neither commands nor a library to run")
             self._executors[name, background] = made
-        return self._executors[name, background]
+        executor = self._executors[name, background]
+        other = self._executors.get((name, True))
+        if not background and isinstance(executor, LastingExecutor) and isinstance(other, LastingExecutor):
+            return executor.or_while_it_starts(other)
+        return executor
 
     async def close(self) -> None:
         """Ends every server."""
@@ -89,7 +99,7 @@ class Workshop:
                 await executor.close()
         self._executors.clear()
 
-    def _new_server(self, name: str) -> Callable[[Path], ForkedExecutor]:
+    def _new_server(self, name: str, *, nice: int) -> Callable[[Path], ForkedExecutor]:
         def make(scratch: Path) -> ForkedExecutor:
             start = Start(
                 compiler=name,
@@ -98,7 +108,7 @@ class Workshop:
                 slots=MANY,
                 timeout_s=self._settings.job_timeout_s,
                 memory_bytes=self._settings.job_memory_mb << 20,
-                nice=self._settings.job_nice,
+                nice=nice,
             )
             return ForkedExecutor(start, self.environment, scratch, interpreter=self.interpreter)
 
@@ -113,6 +123,18 @@ class LastingExecutor:
         self._opening = asyncio.Lock()
         self._current: ForkedExecutor | None = None
         self._stack = AsyncExitStack()
+        self._warming: asyncio.Task[None] | None = None
+
+    def or_while_it_starts(self, other: LastingExecutor) -> LastingExecutor:
+        """This one, but `other` while that is warm and this one's server, started here, is not yet."""
+        if other._current is None or not other._current.warm:
+            return self
+        if self._current is not None:
+            # One that has failed is left to the next job, which hears why.
+            return other if self._current.starting else self
+        if self._warming is None or self._warming.done():
+            self._warming = asyncio.create_task(self._warm_up())
+        return other
 
     async def run(self, job: Job, staging: Path) -> JobResult:
         """See `Executor`. Raises `CompilerUnavailable`, `HelperFailed` and `StoreUnwritable`."""
@@ -128,8 +150,16 @@ class LastingExecutor:
 
     async def close(self) -> None:
         """Ends the server."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
         self._current = None
         await self._stack.aclose()
+
+    async def _warm_up(self) -> None:
+        # What keeps it from starting is told to the next job that needs it.
+        with contextlib.suppress(*NOT_STARTED):
+            await self._open()
 
     async def _open(self) -> ForkedExecutor:
         async with self._opening:

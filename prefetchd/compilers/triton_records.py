@@ -350,7 +350,7 @@ def find_function(variant: Variant) -> Any:
     """
     where = f"the kernel {variant.module}.{variant.name}"
     try:
-        found: Any = _import(variant.module)
+        found: Any = import_kernels(variant.module)
         for name in variant.name.split("."):
             found = getattr(found, name)
             if isinstance(found, ModuleType) or name.startswith("__"):
@@ -369,8 +369,8 @@ def find_function(variant: Variant) -> Any:
     return function
 
 
-def _import(module: str) -> ModuleType:
-    """As an engine does, or with bare parents where these want extensions that no kernel needs."""
+def import_kernels(module: str) -> ModuleType:
+    """Imports as an engine does, or with bare parents where these want extensions that no kernel needs."""
     try:
         return import_module(module)
     except ImportError:

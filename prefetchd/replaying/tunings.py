@@ -11,7 +11,6 @@ import argparse
 import os
 import sys
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,13 @@ def _tuner(winner: Winner, environment: dict[str, str]) -> Any:
     from triton.runtime.autotuner import Autotuner
 
     from prefetchd.compilers.triton_capture import jit_function
-    from prefetchd.compilers.triton_records import check_dotted, check_module
+    from prefetchd.compilers.triton_records import check_dotted, check_module, import_kernels
 
     try:
         check_dotted("module", winner.module)
         check_dotted("kernel", winner.kernel)
         check_module("module", winner.module, environment)
-        found: Any = import_module(winner.module)
+        found: Any = import_kernels(winner.module)
         for name in winner.kernel.split("."):
             found = getattr(found, name)
         function = jit_function(found)

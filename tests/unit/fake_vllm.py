@@ -89,6 +89,8 @@ def config_of(fields: dict[str, Any], **parallel: Any) -> Any:
     return SimpleNamespace(
         parallel_config=SimpleNamespace(enable_expert_parallel=False, **{**sizes, **parallel}),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
+        kernel_config=SimpleNamespace(enable_jit_warmup=False),
+        compute_hash=lambda: "hash",
         model_config=SimpleNamespace(
             hf_config=HfConfig(fields),
             architectures=fields["architectures"],

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from prefetchd.client import Client
+from prefetchd.client.link import CurveKeys
 from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
-from prefetchd.endpoint import EndpointError, find_endpoint
+from prefetchd.curve import client_keys
+from prefetchd.endpoint import find_endpoint
 from prefetchd.introduction import ASKED_AHEAD, Introduction
 from prefetchd.observing.watch import Watch
 from prefetchd.observing.watch import begin as begin_observing
@@ -139,7 +141,8 @@ def attach(
             device=device,
             target=target or (load_target(settings.target) if settings.target else None),
         )
-        client = Client(_address(settings, environment), introduction, wait_ms=settings.wait_ms)
+        address, keys = _address(settings, environment)
+        client = Client(address, introduction, wait_ms=settings.wait_ms, curve=keys)
         handle = Handle(client, watch=watch)
         if watch is not None:
             watch.use(client, lambda: handle.planner, device=device, rank=rank, target=target)
@@ -181,11 +184,10 @@ def _families(profile: Profile, names: Iterable[str]) -> dict[str, Provider]:
     return {name: one for name, one in found.items() if any(True for _ in one.plan(ORDINARY, profile))}
 
 
-def _address(settings: Settings, environment: Mapping[str, str]) -> str:
+def _address(settings: Settings, environment: Mapping[str, str]) -> tuple[str, CurveKeys | None]:
+    """Where to connect to, and the keys that a daemon of another node asks for."""
     endpoint = find_endpoint(environment, settings.endpoint)
     if endpoint.directory is None:
-        raise EndpointError(
-            f"endpoint {endpoint.address}: an engine attaches to a daemon of its own node; use an ipc:// one"
-        )
+        return endpoint.address, client_keys(settings, environment)
     endpoint.check()
-    return endpoint.address
+    return endpoint.address, None

@@ -42,6 +42,7 @@ REPLAY_PACKAGES_VARIABLE = "PREFETCHD_REPLAY_PACKAGES"
 # The settings of the CuTe DSL's store and places as variables, which helpers and engines read.
 CUTE_STORE_VARIABLE = "PREFETCHD_CUTE_STORE"
 CUTE_STORE_MB_VARIABLE = "PREFETCHD_CUTE_STORE_MB"
+DEFAULT_CUTE_STORE_MB = 4096
 CUTE_DICTS_VARIABLE = "PREFETCHD_CUTE_DICTS"
 CUTE_FUNCTIONS_VARIABLE = "PREFETCHD_CUTE_FUNCTIONS"
 
@@ -101,12 +102,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # Where compiled CuTe DSL kernels lie; unset: `prefetchd/cute` in $XDG_CACHE_HOME, else in ~/.cache.
     cute_store: str | None = None
     # What lies in it longest without use is removed beyond this; a kernel takes 50 to 1100 KB.
-    cute_store_mb: Positive = 4096
+    cute_store_mb: Positive = DEFAULT_CUTE_STORE_MB
     # Where libraries keep compiled kernels, beside the places we know: module:dict (with @2 behind it where
     # place 2 of its keys is a device's number), and module:function for functions under `functools.cache`.
     cute_dicts: tuple[str, ...] = ()
     cute_functions: tuple[str, ...] = ()
-    # Whether an engine loads all stored kernels of its kind in a thread beside it, and not each when it is met.
+    # Whether an engine loads all stored kernels of its kind in a thread beside it, not each when it is met.
     cute_preload: bool = False
 
     # Whether an engine's own compiles are observed and logged.
@@ -123,8 +124,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics: str = "127.0.0.1:9464"
     # A second door of the daemon, for other nodes: tcp://host:port. Needs `keygen` and `allow_peers`.
     listen: str | None = None
-    # Where the daemon's CURVE keys lie; unset: `prefetchd/keys` in the user's configuration directory.
+    # Where this node's CURVE keys lie, the daemon's and its engines'; unset: `prefetchd/keys` in the user's
+    # configuration directory.
     keys: str | None = None
+    # The public key of the daemon at a tcp:// endpoint, for engines that attach to another node's.
+    server_key: str | None = None
     # Public keys of the peers that may connect by TCP.
     allow_peers: tuple[str, ...] = ()
     # Cache directories that engines may name although they are not ours alone (links, another owner).
@@ -171,7 +175,9 @@ def compile_settings(settings: Settings, environment: Mapping[str, str]) -> dict
         LIBCUDA_DIR_VARIABLE: settings.libcuda_dir,
         REPLAY_PACKAGES_VARIABLE: ",".join(settings.replay_packages),
         CUTE_STORE_VARIABLE: settings.cute_store,
-        CUTE_STORE_MB_VARIABLE: str(settings.cute_store_mb),
+        CUTE_STORE_MB_VARIABLE: (
+            str(settings.cute_store_mb) if settings.cute_store_mb != DEFAULT_CUTE_STORE_MB else None
+        ),
         CUTE_DICTS_VARIABLE: ",".join(settings.cute_dicts),
         CUTE_FUNCTIONS_VARIABLE: ",".join(settings.cute_functions),
     }

@@ -21,6 +21,7 @@ from typing import Any
 import zmq
 
 from prefetchd.config import Settings
+from prefetchd.curve import keys_directory, read_keys
 from prefetchd.endpoint import Endpoint, find_endpoint
 from prefetchd.node.affinity import least_claimed
 from prefetchd.node.allow import own_allow_list
@@ -36,7 +37,7 @@ from prefetchd.node.reception import Reception
 from prefetchd.node.replaying import LogReplay
 from prefetchd.node.state import Node
 from prefetchd.node.systemd import Notifier
-from prefetchd.node.tcp import Gatekeeper, allowed_peers, keys_directory, read_keys, server_options
+from prefetchd.node.tcp import Gatekeeper, allowed_peers, server_options
 from prefetchd.node.works import Works
 from prefetchd.protocol import Goodbye, HeartbeatAnswer
 from prefetchd.store import Staging
@@ -65,6 +66,7 @@ class Daemon:
         self.endpoint: Endpoint = find_endpoint(environment, settings.endpoint)
         self._notifier = Notifier(environment)
         self._allocator = Allocator()
+        self._gatekeepers: list[Gatekeeper] = []
         self._own_cpus = frozenset(os.sched_getaffinity(0))
         self._tasks: set[asyncio.Task[None]] = set()
         self._helpers: dict[str, asyncio.Task[None]] = {}
@@ -130,6 +132,7 @@ class Daemon:
         if self._settings.listen:
             keys = read_keys(keys_directory(self._settings, self._environment))
             gatekeeper = Gatekeeper(context, allowed_peers(self._settings))
+            self._gatekeepers.append(gatekeeper)
             stack.callback(gatekeeper.close)
             remote = Door(
                 context, self._settings.listen, self._reception, local=False, prepare=server_options(keys)

@@ -11,12 +11,12 @@ import msgspec
 from rich.console import Console
 
 from prefetchd.config import load_settings
+from prefetchd.curve import KeysError, generate_keys, keys_directory
 from prefetchd.daemon import serve
 from prefetchd.endpoint import EndpointError, find_endpoint
 from prefetchd.node.door import DoorError
 from prefetchd.node.http import AddressError
 from prefetchd.node.lock import AlreadyRunning
-from prefetchd.node.tcp import KeysError, generate_keys, keys_directory
 from prefetchd.plain_errors import plain_errors
 from prefetchd.top import NoDaemon, ask_stats, show_stats, watch
 
@@ -68,4 +68,6 @@ def keygen_command() -> int:
     click.echo(f"wrote {directory}/daemon.key and daemon.key_secret")
     click.echo("add to prefetchd.toml of those who may talk to it:")
     click.echo(f'allow_peers = ["{public}"]')
+    click.echo("and, where this node's daemon listens, to that of engines on other nodes:")
+    click.echo(f'server_key = "{public}"')
     return 0

@@ -251,6 +251,7 @@ class TraceQueue:
             self._queue(task)
             if not task.wants:
                 task.group.remove(task)
+                self._release(task)
             return
         assert task.sweep is not None
         task.state = TaskState.LOST

@@ -106,7 +106,12 @@ EMPTY = Profile(model="empty", architecture="none", tp=1, ep=1, dp=1, quantizati
         (PROFILE, {"PREFETCHD_WAIT_MS": "soon"}, "PREFETCHD_WAIT_MS = 'soon'"),
         (PROFILE, {"PREFETCHD_TARGET": "h2000"}, "h2000"),
         (PROFILE, {"PREFETCHD_ENDPOINT": "somewhere"}, "somewhere"),
-        (PROFILE, {"PREFETCHD_ENDPOINT": "tcp://10.0.0.1:1"}, "of its own node"),
+        (PROFILE, {"PREFETCHD_ENDPOINT": "tcp://10.0.0.1:1"}, "PREFETCHD_SERVER_KEY"),
+        (
+            PROFILE,
+            {"PREFETCHD_ENDPOINT": "tcp://10.0.0.1:1", "PREFETCHD_SERVER_KEY": "short"},
+            "server_key: b'short' is no CURVE key",
+        ),
         (PROFILE, {"PREFETCHD_CONFIG": "/nowhere.toml"}, "/nowhere.toml"),
     ],
 )

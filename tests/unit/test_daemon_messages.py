@@ -18,9 +18,9 @@ from as_user import as_nameless_user
 from daemon_bench import Engine, FakeHelper, Place, eventually, fakes, hello, plan, run, sweep
 
 from prefetchd.config import Settings
+from prefetchd.curve import KeysError, generate_keys, read_keys
 from prefetchd.daemon import Daemon
 from prefetchd.node.lock import AlreadyRunning
-from prefetchd.node.tcp import KeysError, generate_keys, read_keys
 from prefetchd.protocol import (
     MAX_MESSAGE_BYTES,
     Answer,

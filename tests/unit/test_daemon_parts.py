@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from processes import start_child
 
 from prefetchd.config import ConfigError, load_settings
+from prefetchd.curve import KeysError, generate_keys, read_keys
 from prefetchd.endpoint import find_endpoint
 from prefetchd.node.affinity import least_claimed
 from prefetchd.node.allow import compare, directory_problem
@@ -24,7 +25,6 @@ from prefetchd.node.http import MAX_REQUEST_BYTES, AddressError, Page, parse_add
 from prefetchd.node.lock import AlreadyRunning, is_held, sole_daemon
 from prefetchd.node.peers import MAX_OPEN_ASKS, OpenPlan, Peer, Peers
 from prefetchd.node.systemd import Notifier
-from prefetchd.node.tcp import KeysError, generate_keys, read_keys
 
 CPUS = st.frozensets(st.integers(0, 7), min_size=1)
 

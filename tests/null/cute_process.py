@@ -1,0 +1,137 @@
+"""A process on the null device that runs the small CuTe libraries: traced, proving, or as an engine would.
+
+Its answer is one JSON object on the last line. As an engine it attaches to the store and may be told to fail
+where it would compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prefetchd.compilers.cute_dsl import CuteDsl
+from prefetchd.targets import load_target
+
+
+def trace(mode: str, target: str, scratch: Path, calls: list[str]) -> dict[str, Any]:
+    compiler = CuteDsl(load_target(target), dict(os.environ))
+    compiler.prepare(scratch)
+    from cute_kernels import run
+
+    from prefetchd.cute.calls import noted
+
+    raised = []
+    with (compiler.capture if mode == "capture" else compiler.forbid)(scratch) as capture:
+        for call in calls:
+            try:
+                with noted(*described(call)):
+                    run(call)
+            except Exception as error:
+                raised.append(f"{type(error).__name__}: {error}")
+    return {"jobs": base64.b64encode(msgspec.msgpack.encode(capture.jobs())).decode(), "raised": raised}
+
+
+def described(call: str) -> tuple[str, str, dict[str, Any]]:
+    """The library's function behind a call, as a provider names it."""
+    import torch
+    from cute_kernels import decode_tensors
+
+    if call == "decode":
+        return "cute_kernels", "kda_decode", decode_tensors()
+    aligned = call == "prefill.aligned"
+    tokens = torch.zeros(256, device="cuda")
+    pool = torch.zeros(7, 2, 16, 16, device="cuda")
+    lengths = (128, 128) if aligned else (200, 56)
+    return "cute_kernels", "kda_prefill", {"q": tokens, "lengths": lengths, "state_pool": pool}
+
+
+def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
+    import torch
+
+    from prefetchd.cute.artifacts import find_root
+    from prefetchd.cute.engine import attach
+    from prefetchd.cute.homes import sites
+
+    torch.zeros(1, device="cuda")
+    environment = dict(os.environ)
+    places = sites(
+        *(environment.get(f"PREFETCHD_CUTE_{kind}", "").split(",") for kind in ("DICTS", "FUNCTIONS"))
+    )
+    root = find_root(environment, environment.get("PREFETCHD_CUTE_STORE"))
+    mode, _, took = attach(root, load_target(target), environment, places)
+    if forbidden:
+        forbid_compiling()
+    from cute_kernels import run
+
+    ticks = Ticker()
+    with ticks:
+        for call in calls:
+            run(call)
+            run(call)
+    return {
+        "counts": mode.counts,
+        "loads_ms": [round(1000 * seconds, 2) for seconds in mode.seconds["load"]],
+        "compiles_s": [round(seconds, 3) for seconds in mode.seconds["compile"]],
+        "runtimes_s": {name: round(seconds, 3) for name, seconds in took.items()},
+        "longest_wait_ms": round(1000 * ticks.longest, 1),
+    }
+
+
+def forbid_compiling() -> None:
+    """Below all hooks of ours: what would really compile fails."""
+    from cutlass.base_dsl.dsl import BaseDSL
+
+    def refuse(*_args: Any, **_known: Any) -> Any:
+        raise RuntimeError("this engine may not compile")
+
+    BaseDSL._func = refuse
+
+
+class Ticker:
+    """A thread that wants to run every millisecond, and the longest it had to wait for it."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Ticker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        last = time.perf_counter()
+        while not self._stop.wait(0.001):
+            now = time.perf_counter()
+            self.longest = max(self.longest, now - last - 0.001)
+            last = now
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=["capture", "forbid", "engine", "engine-forbidden"])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("calls", nargs="+")
+    arguments = parser.parse_args()
+    if arguments.mode.startswith("engine"):
+        answer = engine(arguments.target, arguments.calls, forbidden=arguments.mode != "engine")
+    else:
+        answer = trace(arguments.mode, arguments.target, arguments.scratch, arguments.calls)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -141,6 +142,13 @@ def test_without_triton_there_is_nothing_to_install(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ImportError):
         TritonAdaptor().install(Told())
+
+
+def test_importing_it_imports_neither_torch_nor_triton() -> None:
+    heavy = {"torch", "triton", "zmq"}
+    code = f"import sys, prefetchd.observing.triton; sys.exit(bool({heavy} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_two_hooks_are_enough_to_tell_a_compile_from_a_hit(put: Callable[[ModuleType], Any]) -> None:

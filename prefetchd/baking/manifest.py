@@ -58,7 +58,7 @@ def size_of(entry: Path) -> int:
 def unanswered_calls(files: Iterable[Path]) -> dict[str, int]:
     """Calls that the null device counted, over all processes of an engine."""
     found: dict[str, int] = {}
-    for file in files:
+    for file in filter(Path.exists, files):
         for line in file.read_text(errors="replace").splitlines():
             # "null device, process 17: not supported: cuName, 3 calls"
             _, separator, rest = line.partition("not supported: ")

@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,7 @@ from typing import Any
 from prefetchd.baking.order import Answer, Order, write_answer
 from prefetchd.baking.session import Session
 from prefetchd.engines.hooks import when_imported, wrap
+from prefetchd.parent_death import end_with_parent
 
 log = logging.getLogger("prefetchd")
 
@@ -39,6 +43,13 @@ class Stuck(RuntimeError):
 
 def install(directory: Path, order: Order) -> None:
     """Hooks this process of vLLM; whatever fails afterwards ends the engine, since a bake is no service."""
+    # A bake that is killed leaves no engine; one that asks it to end is told what this process has counted.
+    end_with_parent(os.getppid())
+    if (
+        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     session = Session(directory, order)
 
     def hook_worker(module: ModuleType) -> None:

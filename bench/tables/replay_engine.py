@@ -23,7 +23,7 @@ from tables.hybrid_sites import DRAFTS
 from tables.scheduler import BUDGET, MOST_RUNNING, Scheduler, Step, arrivals
 
 # Of the model: enough that a step is a step, and few enough that a minute has thousands.
-LAYERS = ("kda", "mamba", "kda", "kda")
+LAYERS = ("kda", "mamba", "kda", "kda") * 6
 # What engines run before they serve: short, aligned, new sequences, and decode steps of graphs' sizes.
 WARM_UP_PREFILL = (128,) * (BUDGET // 128)
 WARM_UP_DECODES = (1, 2, 4, 8, 16, 32, 48)
@@ -68,12 +68,12 @@ class Model:
                     self._mixers[layer].decode(decodes)
         self.torch.cuda.synchronize()
 
-    def suspend(self, sequences: int) -> None:
-        """Verifies the pending drafts of sequences that are put away."""
+    def suspend(self, decodes: int, leaving: int) -> None:
+        """A decode step after which some are put away: their pending drafts are verified first."""
         with self.torch.inference_mode():
             for _ in range(LAYERS.count("kda")):
-                self._mixers["kda"].verify(sequences, DRAFTS)
-        self.torch.cuda.synchronize()
+                self._mixers["kda"].verify(leaving, DRAFTS)
+        self.forward((), decodes)
 
     def warm_up(self) -> None:
         """A forward of new sequences, and decode steps."""
@@ -83,13 +83,11 @@ class Model:
 
 
 def batch_of(step: Step) -> Batch:
-    drafts = DRAFTS if step.kind == "suspend" else 0
-    tokens = step.tokens * max(1, drafts)
     return Batch(
-        tokens=tokens,
+        tokens=step.tokens,
         prefill_lengths=step.lengths,
         decodes=len(step.decodes),
-        speculative_tokens=drafts,
+        speculative_tokens=DRAFTS if step.leaving else 0,
     )
 
 
@@ -110,7 +108,7 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         if handle is not None:
             handle.on_schedule(batch_of(step))
         if step.kind == "suspend":
-            model.suspend(len(step.decodes))
+            model.suspend(len(step.decodes), len(step.leaving))
         else:
             model.forward(step.lengths, len(step.decodes))
         ended = time.perf_counter() - begun

@@ -54,11 +54,13 @@ class Sequence:
 
 @dataclass
 class Step:
-    """What one forward runs: prefill chunks, and sequences that decode or are suspended."""
+    """What one forward runs: prefill chunks, and one token for each sequence that decodes."""
 
     kind: Kind
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
+    # Of the decodes, those whose drafts are verified because they are put away after this step.
+    leaving: list[Sequence] = field(default_factory=list)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -99,7 +101,7 @@ class Scheduler:
         if leaving:
             for one in leaving:
                 one.suspended = True
-            return Step("suspend", decodes=leaving)
+            return Step("suspend", decodes=list(self._running), leaving=leaving)
         decodes = list(self._running)
         chunks = []
         budget = BUDGET - len(decodes)

@@ -196,6 +196,7 @@ class Event(Message, frozen=True, kw_only=True, tag="event"):
 
     `key` where the observer saw the library's key, `digest` (the job digest) where it only saw the compiler
     run. `request` is an encoded request where known, `site` the caller's place in the source for people.
+    `daemon_down`: it happened while no daemon answered the engine, which tells of it afterwards.
     """
 
     what: Literal["started", "ended", "hit", "load"]
@@ -206,6 +207,7 @@ class Event(Message, frozen=True, kw_only=True, tag="event"):
     ok: bool = True
     request: Annotated[bytes, msgspec.Meta(max_length=16 * MAX_TEXT)] = b""
     site: Text = ""
+    daemon_down: bool = False
 
 
 class Query(Message, frozen=True, kw_only=True, tag="query"):

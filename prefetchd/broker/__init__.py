@@ -263,6 +263,19 @@ class Broker:
         if compile_ is not None:
             state.account.compiled(compile_, seconds)
 
+    def engine_named(self, old: KeyId, new: KeyId, now: float) -> None:
+        """What engines called `old`, since they saw the compiler and not the key, is `new`.
+
+        To be said before the report that tells of it, so that what was planned in time counts as late.
+        """
+        known = self._keys.get(old)
+        if known is None:
+            return
+        key = self._keys.touch(new)
+        for account in self._accounts.all():
+            account.renamed(known, key)
+        self._jobs.renamed(known, key, now)
+
     def mismatch(self, compiler: str, field: str) -> None:
         """The fingerprints of an engine and its helper differ in this field: an alarm, counted by name."""
         name = f"{compiler} {field}"

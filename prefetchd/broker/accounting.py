@@ -106,6 +106,20 @@ class Account:
             figures = self.of(compile_.key.id[0]).engine_seconds
             figures[compile_.reason] = figures.get(compile_.reason, 0.0) + seconds
 
+    def renamed(self, old: Key, new: Key) -> None:
+        """What an event named otherwise is this key: it waits for the same decision under its own name."""
+        event = self._undecided.get(old)
+        if event is None:
+            return
+        if new in self._undecided:
+            # Two events of one key: this one is decided by itself.
+            self._decide(old, "unplanned")
+            return
+        del self._undecided[old]
+        self._undecided[new] = event
+        if event[1] is not None:
+            event[1].key = new
+
     def waited(self, compiler: str, seconds: float) -> None:
         """An engine waited so long for a key of this compiler."""
         counts = self.of(compiler)

@@ -244,6 +244,13 @@ class JobQueue:
             self._listener.key_changed(key, now)
         return compile_
 
+    def renamed(self, old: Key, new: Key, now: float) -> None:
+        """What engines compile under another name is this key: nobody else starts to."""
+        for name in list(old.engines):
+            compile_ = self.engines.ended(old, name)
+            if compile_ is not None and name not in new.engines:
+                self.engine_began(new, name, compile_, now)
+
     # Publishing.
 
     def next_publish(self) -> Publish | None:

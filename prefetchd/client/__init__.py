@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from prefetchd.client.inquiries import Inquiries
 from prefetchd.client.link import CurveKeys
 from prefetchd.client.session import Session
@@ -48,6 +50,9 @@ CLOSE_S = 0.05
 
 NO_FIGURES: Mapping[str, int] = MappingProxyType({})
 NO_STATES: Mapping[str, tuple[State, ...]] = MappingProxyType({})
+
+# Events whose reason is that no daemon was there, where none was.
+COMPILES = ("started", "ended")
 
 # Does a bounded piece of work in the background thread; True: there is more to do.
 Source = Callable[[], bool]
@@ -142,7 +147,13 @@ class Client:
 
     @guarded(False)
     def event(self, event: Event) -> bool:
-        """Reports what the engine did. False when the queue is full and the report was dropped."""
+        """Reports what the engine did. False when the queue is full and the report was dropped.
+
+        A compile for which no daemon was there says so, since it is told when one is.
+        """
+        session = self.session
+        if event.what in COMPILES and not (session is not None and session.answers):
+            event = msgspec.structs.replace(event, daemon_down=True)
         return self._post(event)
 
     @guarded(False)

@@ -15,7 +15,7 @@ from prefetchd.broker.types import Answer as BrokerAnswer
 from prefetchd.broker.types import Priority as Urgency
 from prefetchd.node.door import Door
 from prefetchd.node.peers import OpenPlan, OpenQuery, Peer
-from prefetchd.node.state import Node
+from prefetchd.node.state import DIGEST_KEY, Node
 from prefetchd.protocol import (
     Answer,
     Event,
@@ -45,8 +45,6 @@ log = logging.getLogger("prefetchd.daemon")
 
 # DeepSeek-V3's largest sweep has 70,000 shapes; one of many more would hold a helper for hours.
 MAX_SWEEP = 1 << 20
-# By what a compile is called that only its digest names, and no trace of ours has met.
-DIGEST_KEY = "digest:"
 
 _KEY_STATES = {
     "unknown": State.UNKNOWN,
@@ -252,9 +250,10 @@ class Reception:
         now, key = node.clock(), (event.compiler, name)
         match event.what:
             case "started":
-                node.broker.engine_began(peer.rank, key, now)
+                node.broker.engine_began(peer.rank, key, now, daemon_down=event.daemon_down)
             case "ended":
-                node.broker.engine_ended(peer.rank, key, event.seconds, now)
+                down = event.daemon_down
+                node.broker.engine_ended(peer.rank, key, event.seconds, now, daemon_down=down)
             case "hit":
                 node.broker.engine_used(peer.rank, key, now)
             case "load":

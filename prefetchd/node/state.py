@@ -21,6 +21,9 @@ from prefetchd.node.roots import Roots
 from prefetchd.node.sparse_log import SparseLog
 from prefetchd.protocol import Message, encode
 
+# By what a compile is called that only its digest names, and no trace of ours has met.
+DIGEST_KEY = "digest:"
+
 
 class Node:
     """The daemon's state. `instance` names this run of it."""

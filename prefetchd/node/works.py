@@ -21,7 +21,7 @@ from prefetchd.cores import usable_cores
 from prefetchd.node.compiles import look
 from prefetchd.node.groups import Group, Replay
 from prefetchd.node.peers import Peer
-from prefetchd.node.state import Node
+from prefetchd.node.state import DIGEST_KEY, Node
 from prefetchd.node.workshop import Workshop
 from prefetchd.protocol import Failed, Published, Settled, Sweep, encode
 from prefetchd.trace import Report
@@ -138,9 +138,10 @@ class Works:
 
     def traced(self, order: TraceOrder, report: Report) -> None:
         """A helper's report."""
-        self._node.broker.traced(order.id, report, self._node.clock())
         if isinstance(order.group, str) and (group := self._node.groups.by_name.get(order.group)):
+            # Before the broker hears of the keys: what engines have compiled of them has its name first.
             self._remember_digests(group, report.jobs)
+        self._node.broker.traced(order.id, report, self._node.clock())
         self._node.plans_changed = True
         self.pump()
 
@@ -151,15 +152,17 @@ class Works:
         self.pump()
 
     def _remember_digests(self, group: Group, jobs: tuple[Job, ...]) -> None:
-        digests = self._node.digests
+        digests, broker, now = self._node.digests, self._node.broker, self._node.clock()
         for job in jobs:
             digest = getattr(self._compiler(group, job.compiler), "digest", None)
             if digest is None:
                 continue
             try:
-                digests[job.compiler, digest(job)] = job.key
+                name = digest(job)
             except CompilerUnavailable:
                 return
+            digests[job.compiler, name] = job.key
+            broker.engine_named((job.compiler, DIGEST_KEY + name), (job.compiler, job.key), now)
             if len(digests) > MAX_DIGESTS:
                 del digests[next(iter(digests))]
 

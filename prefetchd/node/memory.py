@@ -15,7 +15,7 @@ _M_ARENA_MAX = -8
 # The loop's own heap, and one for the threads that look at disks and carry sockets.
 ARENAS = 2
 # Going through a heap of 100 MB takes about a millisecond.
-TRIM_EVERY_S = 10.0
+TRIM_EVERY_S = 2.0
 
 
 class Allocator:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -17,16 +16,12 @@ import pytest
 from fake_vllm import CachedRequests, NewRequest, SchedulerOutput, config_of
 
 from prefetchd.attaching import Handle
-from prefetchd.compilers.base import EntryState
 from prefetchd.engines import vllm as plug_in
-from prefetchd.engines import vllm_hooks, vllm_warmup, warmup_ledger
+from prefetchd.engines import vllm_hooks
 from prefetchd.engines.seat import Seat
 from prefetchd.engines.vllm_batch import batch_of
-from prefetchd.guard import Guard
-from prefetchd.observer import Observer
-from prefetchd.profiles import Profile, profile_from_config
-from prefetchd.protocol import Batch, State
-from prefetchd.targets import load_target
+from prefetchd.profiles import Profile
+from prefetchd.protocol import Batch
 
 MODELS = Path(__file__).parents[2] / "examples/models"
 DEEPSEEK = json.loads((MODELS / "tiny-deepseek-fp8.json").read_text())
@@ -302,137 +297,3 @@ def test_register_hooks_when_the_variable_is_set(
     worker_module.Worker(config_of(DEEPSEEK)).load_model()
 
     assert len(attaching.handles) == 1
-
-
-class Daemon:
-    """A client whose daemon answers with these states, one answer after another."""
-
-    def __init__(self, *answers: State | None) -> None:
-        self.answers = list(answers)
-        self.guard = Guard()
-        self.losses = 0
-
-    def states(self, wanted: dict[str, list[Any]], timeout_s: float) -> dict[str, tuple[State, ...]]:
-        state = self.answers.pop(0)
-        return {} if state is None else {"deep_gemm": (state,) * len(wanted["deep_gemm"])}
-
-    def hello(self) -> Any:
-        return SimpleNamespace(target=load_target("h200"))
-
-    def universe(self, universe: object) -> None: ...
-    def add_source(self, source: object) -> None: ...
-
-
-def deep_gemm_handle(*answers: State | None) -> Handle:
-    handle = Handle(Daemon(*answers))  # type: ignore[arg-type]
-    handle.use_profile(profile_from_config(DEEPSEEK), 512)
-    return handle
-
-
-@pytest.mark.parametrize(
-    ("answers", "wait_s", "skipped"),
-    [
-        ([State.PUBLISHED], 0.0, True),
-        ([State.QUEUED], 0.0, False),
-        ([None], 0.0, False),
-        ([State.FAILED], 60.0, False),
-        ([State.UNKNOWN, None, State.COMPILING, State.PUBLISHED], 60.0, True),
-    ],
-    ids=["published", "under way", "no answer", "failed", "waited for"],
-)
-def test_deep_gemms_warm_up_is_skipped_only_if_the_daemon_vouches_for_every_sweep(
-    monkeypatch: pytest.MonkeyPatch, answers: list[State | None], wait_s: float, skipped: bool
-) -> None:
-    monkeypatch.setattr(vllm_warmup, "PAUSE_S", 0.0)
-
-    assert vllm_warmup.deep_gemm_is_covered(deep_gemm_handle(*answers), 512, wait_s) is skipped
-
-
-@pytest.fixture
-def covered_worker(monkeypatch: pytest.MonkeyPatch, installed: object, tmp_path: Path) -> Callable[[], Any]:
-    """A worker whose DeepGEMM kernels are all published, hooked and loaded."""
-    monkeypatch.setattr(
-        vllm_hooks, "seat", Seat(lambda profile, **how: deep_gemm_handle(State.PUBLISHED, State.PUBLISHED))
-    )
-    monkeypatch.setattr(vllm_hooks, "with_modules", lambda profile, model, tokens: profile)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/caches/set")
-    monkeypatch.setenv("PREFETCHD_LOG_DIR", str(tmp_path))
-    worker_module, _ = fake_vllm.install(monkeypatch)
-    vllm_hooks.install()
-
-    def make() -> Any:
-        worker = worker_module.Worker(config_of(DEEPSEEK))
-        worker.load_model()
-        return worker
-
-    return make
-
-
-def test_covered_pass_is_left_out_and_the_variable_is_as_before(covered_worker: Callable[[], Any]) -> None:
-    worker = covered_worker()
-
-    assert worker.compile_or_warm_up_model() == "warm"
-
-    assert worker.done[-1] == "warm-up skip"
-    assert "VLLM_DEEP_GEMM_WARMUP" not in os.environ
-
-
-def test_covered_pass_is_kept_where_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, covered_worker: Callable[[], Any]
-) -> None:
-    monkeypatch.setenv("PREFETCHD_KEEP_WARMUP", "1")
-    worker = covered_worker()
-
-    worker.compile_or_warm_up_model()
-
-    assert worker.done[-1] == "warm-up on"
-
-
-def test_pass_of_triton_kernels_is_left_out_once_all_it_used_is_there(
-    monkeypatch: pytest.MonkeyPatch, covered_worker: Callable[[], Any]
-) -> None:
-    """The first start notes what the pass used; the second, which finds all of it, does without it."""
-    observer = Observer(Silent())
-    worker = covered_worker()
-    kernels = worker.vllm_config.kernel_config
-    kernels.enable_jit_warmup = True
-    seen: list[tuple[bool, str]] = []
-
-    def warm_up(worker: Any) -> None:
-        observer.hit("triton", "KEY")
-        seen.append((kernels.enable_jit_warmup, "pass"))
-        worker._maybe_activate_jit_monitor()
-
-    def activate(worker: Any) -> None:
-        seen.append((kernels.enable_jit_warmup, "monitor"))
-
-    type(worker).inner, type(worker)._maybe_activate_jit_monitor = warm_up, activate
-    handle = vllm_hooks.seat.handle
-    assert handle is not None
-    handle.watch = SimpleNamespace(observer=observer)  # type: ignore[assignment]
-    monkeypatch.setattr(vllm_warmup, "version", lambda name: "0.33.0")
-
-    with vllm_warmup.skipping(worker, vllm_hooks.seat):
-        worker.inner()
-    monkeypatch.setattr(warmup_ledger, "load_compiler", lambda *_: Everything())
-    with vllm_warmup.skipping(worker, vllm_hooks.seat):
-        worker.inner()
-
-    assert seen == [(True, "pass"), (True, "monitor"), (False, "pass"), (True, "monitor")]
-    assert kernels.enable_jit_warmup
-    assert "hit" not in vars(observer)
-
-
-class Everything:
-    """A compiler whose cache holds every key."""
-
-    def look_up(self, key: str) -> EntryState:
-        assert key == "KEY"
-        return EntryState.PUBLISHED
-
-
-class Silent:
-    """A sink that hears everything and says nothing."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None

@@ -13,7 +13,7 @@ DEMO_CACHE := $(CURDIR)/build/demo-cache
 VLLM := .vllm
 VLLM_VERSION := 0.33.0
 
-.PHONY: env demo test lint test-slow chaos clean env-vllm test-vllm test-vllm-all
+.PHONY: env demo test lint test-slow chaos bench bench-gpu clean env-vllm test-vllm test-vllm-all
 
 env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed
 
@@ -73,6 +73,22 @@ test-vllm: env-vllm
 
 test-vllm-all: env-vllm
 	PREFETCHD_TEST_VLLM_ALL=1 $(VLLM)/bin/pytest -rP tests/vllm $(PYTEST)
+
+# What needs no GPU; each run is appended to docs/results, then plots and documents are written from there.
+bench: env
+	$(BIN)/python bench/scaling.py
+	$(BIN)/python bench/plots.py
+	$(BIN)/python bench/readme.py
+
+# Tables 1 to 3 on the GPU of this machine, about two hours: most of it is what engines compile themselves.
+# A bar that is missed is said and does not end it: the figures are written down either way.
+bench-gpu: env
+	-$(BIN)/python bench/deep_gemm_traffic.py
+	mkdir -p build
+	-$(BIN)/python bench/first_contact.py --winners build/winners.jsonl
+	-$(BIN)/python bench/traffic_replay.py --winners build/winners.jsonl
+	$(BIN)/python bench/plots.py
+	$(BIN)/python bench/readme.py
 
 clean:
 	rm -rf build dist *.egg-info

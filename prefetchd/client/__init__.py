@@ -87,6 +87,7 @@ class Client:
         self.queue: deque[Message] = deque()
         self.plans, self.variants, self.inquiries = Wanted(), Variants(), Inquiries()
         self.universe_wanted: Universe | None = None
+        self.refresh_wanted = False
         self.dropped = 0
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
@@ -116,6 +117,12 @@ class Client:
             self.start()
         if self._wakeup is not None and not self.closed:
             self._wakeup.set()
+
+    @guarded(None)
+    def refresh(self) -> None:
+        """The engine may have changed what it says of itself, such as a cache directory: looks anew, now."""
+        self.refresh_wanted = True
+        self.wake()
 
     @guarded(None)
     def add_source(self, source: Source) -> None:

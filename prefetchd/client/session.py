@@ -158,8 +158,8 @@ class Session:
     def _keep_up(self, link: Link) -> None:
         """Hello, heartbeat and the universe, when they are due."""
         now = time.monotonic()
-        if now >= self._refresh_at:
-            self._refresh_at = now + REFRESH_S
+        if now >= self._refresh_at or (self._client.refresh_wanted and self._welcomed):
+            self._refresh_at, self._client.refresh_wanted = now + REFRESH_S, False
             if self._own_hello() != self._hello:
                 self._greet_at = now
         if self._up and now >= self._greet_at:

@@ -50,6 +50,11 @@ class Seat:
         if (handle := self.handle) is not None and not self._named:
             handle.use_profile(profile, max_tokens)
 
+    def refresh(self) -> None:
+        """The engine has come to a point where its cache directories may have moved."""
+        if (handle := self.handle) is not None and handle.client is not None:
+            handle.client.refresh()
+
     def scheduled(self, batch_of: Callable[[Any], Batch | None], output: Any) -> None:
         """The engine's next step, on its scheduler's thread: microseconds, and raises nothing."""
         try:

@@ -137,8 +137,12 @@ def _around_unknown_load(original: Callable[..., Any], worker: Any, *args: Any, 
 
 
 def _around_warmup(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    # By then Inductor has chosen its directories, and moves Triton's below them.
+    seat.refresh()
     with skipping(worker, seat):
-        return original(worker, *args, **kwargs)
+        result = original(worker, *args, **kwargs)
+    seat.refresh()
+    return result
 
 
 def _around_core(original: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:

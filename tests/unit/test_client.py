@@ -318,3 +318,13 @@ def test_directory_without_a_daemon_is_no_error(tmp_path: Path) -> None:
     assert client.wanted == 1
     client.close()
     assert client.stats()["errors"] == 0
+
+
+def test_engine_that_says_its_directories_moved_is_introduced_anew_at_once(
+    client: Client, daemon: FakeDaemon
+) -> None:
+    client.hello = lambda: Hello(engine="test", pid=0, generation="", cache_roots={"triton": ("/moved",)})
+
+    client.refresh()
+
+    assert daemon.next(Hello).cache_roots == {"triton": ("/moved",)}

@@ -13,6 +13,7 @@ _CLASSES = {
     "deep_jit": ("prefetchd.compilers.deep_jit", "DeepJit"),
     "triton": ("prefetchd.compilers.triton", "Triton"),
     "cute_dsl": ("prefetchd.compilers.cute_dsl", "CuteDsl"),
+    "flashinfer_cute": ("prefetchd.compilers.cute_dsl_flashinfer", "FlashInferCute"),
 }
 
 

@@ -216,7 +216,7 @@ class CuteDsl(ForkedCompiler):
             if site.namespace == namespace:
                 return site
         raise CompilerUnavailable(
-            f"{namespace} is no place of compiled kernels that is known; name it in cute_dicts or cute_functions"
+            f"{namespace} is no known place of compiled kernels; name it in cute_dicts or cute_functions"
         )
 
     @contextlib.contextmanager
@@ -230,7 +230,7 @@ class CuteDsl(ForkedCompiler):
             hooks.remove()
 
     def _replay(self, variant: Variant) -> None:
-        """Does again what led to the compile. Raises `CompilerUnavailable` and whatever the library raises."""
+        """Does again what led to the compile. Raises `CompilerUnavailable` and what the library raises."""
         site = self.site(variant.namespace)
         try:
             if site.kind == "function":
@@ -296,10 +296,26 @@ def pin_architecture(architecture: str) -> None:
     dsl.envar.arch = architecture
     if dsl.envar.arch != architecture:
         raise CompilerUnavailable(f"the DSL compiles for {dsl.envar.arch} and not for {architecture}")
+    _answer_for_the_device()
     provider: Any = getattr(dsl, "compiler_provider", None)
     if hasattr(provider, "_cuda_dependencies_checked"):
         # 4.4 asks for a driver before its first compile, though it needs none.
         provider._cuda_dependencies_checked = True
+
+
+def _answer_for_the_device() -> None:
+    """How many clusters fit on the device at once, which the DSL asks a kernel on the device.
+
+    One block a cluster: as many as there are multiprocessors, exactly. Larger ones: what divides evenly, which
+    a device with groups of multiprocessors of unequal size may undercut; its engine then finds nothing.
+    """
+    hardware: Any = import_module("cutlass.utils").HardwareInfo
+
+    def get_max_active_clusters(_self: Any, cluster_size: int, *_args: Any, **_known: Any) -> int:
+        torch: Any = sys.modules["torch"]
+        return int(torch.cuda.get_device_properties(0).multi_processor_count) // cluster_size
+
+    hardware.get_max_active_clusters = get_max_active_clusters
 
 
 def allow_cuda_after_fork() -> None:

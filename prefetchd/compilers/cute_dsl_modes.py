@@ -1,8 +1,8 @@
 """What a helper does where a CuTe compile is met: record it, refuse it, or really compile one of many.
 
-While a call is traced, every compile gives a stand-in that does nothing when it is launched, and the library
-goes on to its next one. The subtle rule: for a dict the stand-in keeps the compile it stands for, because only
-when the library puts it into its dict is it known whether that was the wanted one.
+While a call is traced, every compile gives a stand-in that does nothing when it is launched, and the
+library goes on to its next one. The subtle rule: for a dict the stand-in keeps the compile it stands for,
+because only when the library puts it into its dict is it known whether that was the wanted one.
 """
 
 from __future__ import annotations

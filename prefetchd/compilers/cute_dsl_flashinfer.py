@@ -1,0 +1,333 @@
+"""FlashInfer's CuTe kernels that the library keeps on disk itself: made for its own directory and names.
+
+FlashInfer gives each such kernel a module directory with a `meta.json`, and empties that directory when the
+meta differs from what it expects. The subtle rule follows: helper and engine must have the same wheels, and
+the expected meta is part of our key, so that a kernel of another version is never taken for one the engine
+finds. An object appears by one link, a module by one rename, both under the library's own lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from prefetchd.compilers.base import (
+    ArtifactInvalid,
+    Capture,
+    CompilerUnavailable,
+    EntryState,
+    ForkedCompiler,
+    Job,
+    NotRebuildable,
+)
+from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
+from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
+from prefetchd.compilers.cute_dsl_objects import check_architecture
+from prefetchd.cute.artifacts import Unloadable
+from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
+from prefetchd.cute.fingerprint import architecture_of, versions
+from prefetchd.shapelog import Record
+from prefetchd.store import publish_directory, quarantine
+from prefetchd.targets import Target
+
+BASE_VARIABLE = "FLASHINFER_WORKSPACE_BASE"
+SPEC_MODULE = "flashinfer.jit.cute_dsl_core"
+META = "meta.json"
+# The library holds it while it compiles, which takes it half a minute at most.
+LOCK_LIMIT_S = 120.0
+LOCK_POLL_S = 0.05
+USUAL_SECONDS = 10.0
+
+# Functions of the library that a record may name: those an engine calls.
+ENTRY_MODULES = (
+    "flashinfer.kda",
+    "flashinfer.kda_decode",
+    "flashinfer.gdn_prefill",
+    "flashinfer.gdn_decode",
+)
+# Path below the cache directory: version/architectures/cached_ops/module/kernel@digest of the meta.
+KeyText = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=512,
+        pattern=r"^[0-9A-Za-z.+_-]+/[0-9a-z_]+/cached_ops/[0-9A-Za-z_]+/[0-9A-Za-z_]+@[0-9a-f]{16}\Z",
+    ),
+]
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel: its key, and the call that asks the library for it."""
+
+    key: KeyText
+    call: Call
+
+
+class FlashInferCute(ForkedCompiler):
+    """The compiler behind FlashInfer's own cache of CuTe kernels. `environment` is the engine's.
+
+    A machine without FlashInfer is no failure: then nothing is found. Constructing one imports nothing.
+    """
+
+    name = "flashinfer_cute"
+    cache_variable = BASE_VARIABLE
+
+    def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
+        self.target = target
+        try:
+            self.architecture = architecture_of(target, environment)
+        except ValueError as error:
+            raise CompilerUnavailable(str(error)) from error
+        base = environment.get(BASE_VARIABLE) or environment.get("HOME", "")
+        if not Path(base).is_absolute():
+            raise CompilerUnavailable(
+                f"{BASE_VARIABLE} or HOME is {base!r}; set {BASE_VARIABLE} to an absolute directory, here "
+                "and in the engine"
+            )
+        self._root = Path(base) / ".cache" / "flashinfer"
+
+    def fingerprint(self) -> Mapping[str, str]:
+        """See `Compiler`."""
+        try:
+            version = metadata.version("flashinfer-python")
+        except metadata.PackageNotFoundError:
+            return {}
+        found = {"flashinfer": version, "root": str(self._root), "architecture": self.architecture}
+        found |= versions()
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found["torch"] = metadata.version("torch")
+        return {f"flashinfer_cute.{name}": value for name, value in found.items()}
+
+    def cache_root(self) -> Path:
+        """See `Compiler`."""
+        return self._root
+
+    def prepare(self, scratch: Path) -> None:
+        """See `Compiler`."""
+        if self.fingerprint():
+            pin_architecture(self.architecture)
+
+    @contextlib.contextmanager
+    def capture(self, scratch: Path) -> Iterator[Capture]:
+        """See `Compiler`."""
+        kernels = _Kernels(self, scratch / "flashinfer.kernels")
+
+        def meet(spec: Any) -> Any:
+            kernels.add(spec)
+            return StandIn(spec.compile_fn)
+
+        with _intercepted(meet):
+            yield kernels
+
+    @contextlib.contextmanager
+    def forbid(self, scratch: Path) -> Iterator[Capture]:
+        """See `Compiler`. The library itself judges and loads what it finds."""
+        missed = _Kernels(self, scratch / "flashinfer.misses")
+
+        def meet(spec: Any) -> Any:
+            found = spec.try_load()
+            if found is None:
+                missed.add(spec)
+                raise Miss(f"FlashInfer's {spec.name} is not in {spec.module_dir}")
+            return found
+
+        with _intercepted(meet):
+            yield missed
+
+    def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
+        """See `ForkedCompiler`."""
+        return frozenset(payload_of(job).call.module for job in jobs)
+
+    def compile_here(self, job: Job, staging: Path) -> None:
+        """See `ForkedCompiler`."""
+        kernel, entry = payload_of(job), self.staged_entry(job.key, staging)
+        entry.mkdir()
+        met: list[str] = []
+
+        def meet(spec: Any) -> Any:
+            met.append(key_of(spec, self._root))
+            if met[-1] != job.key:
+                return StandIn(spec.compile_fn)
+            spec._compiled_kernel = spec.compile_fn()
+            spec._export_object(entry / f"{spec.kernel_name}.o")
+            (entry / META).write_text(json.dumps(spec.expected_meta, indent=2))
+            raise Reached
+
+        with _intercepted(meet), contextlib.suppress(Reached):
+            try:
+                perform(kernel.call)
+            except (Undescribable, ImportError, TypeError) as error:
+                raise CompilerUnavailable(f"{job.key}: it cannot be called again: {error}") from error
+            raise CompilerUnavailable(
+                f"the engine looks for {job.key}; the same call asks here for {', '.join(met) or 'nothing'}: "
+                "other wheels or another torch than the engine's"
+            )
+
+    def verify(self, job: Job, staging: Path) -> None:
+        """See `Compiler`."""
+        entry = self.staged_entry(job.key, staging)
+        try:
+            content = (entry / f"{_kernel_name(job.key)}.o").read_bytes()
+            check_architecture(content, self.target.capability)
+            if _digest((entry / META).read_bytes()) != job.key.rpartition("@")[2]:
+                raise Unloadable("its meta.json is not the one the engine expects")
+        except (FileNotFoundError, ValueError, Unloadable) as error:
+            raise ArtifactInvalid(f"{job.key}: {error}") from error
+
+    def entry_path(self, key: str, root: Path) -> Path:
+        """See `Compiler`: an object file. Raises `ValueError` for what is no key, above all for a path."""
+        path, _, _ = msgspec.convert(key, KeyText).rpartition("@")
+        if ".." in path.split("/") or "." in path.split("/"):
+            raise ValueError(f"{key!r} is no key of a kernel of FlashInfer's")
+        return root / f"{path}.o"
+
+    def state(self, key: str, root: Path) -> EntryState:
+        """See `Compiler`."""
+        path = self.entry_path(key, root)
+        try:
+            content = path.read_bytes()
+            meta = (path.parent / META).read_bytes()
+            if _digest(meta) != key.rpartition("@")[2]:
+                return EntryState.MISSING
+            check_architecture(content, self.target.capability)
+        except FileNotFoundError:
+            return EntryState.MISSING
+        except (OSError, ValueError, Unloadable):
+            return EntryState.CORRUPT
+        return EntryState.PUBLISHED
+
+    def publish(self, job: Job, staging: Path, root: Path) -> bool:
+        """See `Compiler`. Raises `OSError` also where the library's lock is not to be had."""
+        final = self.entry_path(job.key, root)
+        entry, module = self.staged_entry(job.key, staging), final.parent
+        with _library_lock(module):
+            meta = module / META
+            if meta.exists() and _digest(meta.read_bytes()) == job.key.rpartition("@")[2]:
+                return _link(entry / final.name, final)
+            if module.exists():
+                # What the library itself would do, but it deletes.
+                quarantine(root, module)
+            return publish_directory(entry, module)
+
+    def rebuild(self, record: Record) -> Job:
+        """See `Compiler`. Only calls of the functions that engines call are accepted."""
+        if record.rebuild is None:
+            raise NotRebuildable("rebuild: absent: the call was not kept; trace its request instead")
+        try:
+            kernel = msgspec.convert(record.rebuild, Kernel)
+        except msgspec.ValidationError as error:
+            raise NotRebuildable(f"rebuild: {error}") from error
+        if kernel.key != record.key or kernel.call.module not in ENTRY_MODULES:
+            raise NotRebuildable(
+                f"rebuild.call.module: {kernel.call.module!r} is none of {', '.join(ENTRY_MODULES)}"
+            )
+        return self.job(kernel)
+
+    def job(self, kernel: Kernel) -> Job:
+        """The job that compiles a kernel."""
+        payload = msgspec.msgpack.encode(kernel)
+        return Job(compiler=self.name, key=kernel.key, payload=payload, cost=USUAL_SECONDS)
+
+
+class _Kernels:
+    """Kernels met so far, each once, kept in a file as well: a successor of a crashed trace goes on."""
+
+    def __init__(self, compiler: FlashInferCute, path: Path) -> None:
+        self._compiler, self._path = compiler, path
+        self._kernels: dict[str, Kernel] = {}
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+            kernel = msgspec.json.decode(line, type=Kernel)
+            self._kernels[kernel.key] = kernel
+
+    def add(self, spec: Any) -> None:
+        key = key_of(spec, self._compiler.cache_root())
+        call = describe_current()
+        if key in self._kernels or call is None:
+            return
+        self._kernels[key] = Kernel(key=key, call=call)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(self._kernels[key]) + b"\n")
+
+    def jobs(self) -> list[Job]:
+        return [self._compiler.job(kernel) for kernel in self._kernels.values()]
+
+
+def payload_of(job: Job) -> Kernel:
+    """The payload of one of this compiler's jobs."""
+    return msgspec.msgpack.decode(job.payload, type=Kernel)
+
+
+def key_of(spec: Any, root: Path) -> str:
+    """Our key of a kernel as the library describes it. Raises `CompilerUnavailable` for another directory."""
+    try:
+        path = Path(spec.object_path).relative_to(root).with_suffix("")
+    except ValueError as error:
+        raise CompilerUnavailable(f"FlashInfer keeps {spec.name} outside of {root}: {error}") from error
+    return f"{path}@{_digest(json.dumps(spec.expected_meta).encode())}"
+
+
+def _digest(meta: bytes) -> str:
+    text = json.dumps(json.loads(meta), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _kernel_name(key: str) -> str:
+    return key.rpartition("@")[0].rpartition("/")[2]
+
+
+@contextlib.contextmanager
+def _intercepted(meet: Callable[[Any], Any]) -> Iterator[None]:
+    """Within it, the library asks `meet` for each kernel. Nothing happens without FlashInfer."""
+    allow_cuda_after_fork()
+    try:
+        owner: Any = import_module(SPEC_MODULE).JitSpecCuteDsl
+    except (ImportError, AttributeError):
+        yield
+        return
+    before = owner.build_and_load
+    owner.build_and_load = meet
+    try:
+        yield
+    finally:
+        owner.build_and_load = before
+
+
+@contextlib.contextmanager
+def _library_lock(module: Path) -> Iterator[None]:
+    """The lock that FlashInfer takes while it builds a kernel of this module."""
+    place = module.parent / "tmp"
+    place.mkdir(parents=True, exist_ok=True)
+    file = os.open(place / f"{module.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    limit = time.monotonic() + LOCK_LIMIT_S
+    try:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > limit:
+                    text = f"{module}: FlashInfer holds its lock for {LOCK_LIMIT_S:.0f} s"
+                    raise TimeoutError(text) from None
+                time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(file)
+
+
+def _link(staged: Path, final: Path) -> bool:
+    with staged.open("rb") as file:
+        os.fsync(file.fileno())
+    try:
+        os.link(staged, final)
+    except FileExistsError:
+        return False
+    return True

@@ -36,7 +36,8 @@ MAX_GROUPS, MAX_GROUPS_PER_RANK = 8, 64
 class Attaching:
     """Handles hellos and profiles. `make_group` starts a group's helper, `pump` does what became possible.
 
-    `joined` hears of a rank that was not in the group before, or comes back by a new connection.
+    `joined` hears of a rank that was not in the group before, has other directories, or comes back by a new
+    connection.
     """
 
     def __init__(
@@ -108,12 +109,15 @@ class Attaching:
         group.join(peer.rank, hello)
         roots, mismatches = self._roots(peer, group)
         group.roots[peer.rank] = frozenset(path for paths in roots.values() for path in paths)
+        first = {name: paths[0] for name, paths in roots.items()}
+        moved = group.first_roots.get(peer.rank) != first
+        group.first_roots[peer.rank] = first
         now = node.clock()
         if not node.broker.attach(peer.rank, peer.generation, group.name, roots, now):
             group.leave(peer.rank, now)
             node.send(peer, Refused(text="too many ranks were attached; restart the daemon"))
             return False
-        if before is not group:
+        if before is not group or moved:
             self._joined(group, peer.rank)
         self.report(peer, [*mismatches, *node.allow.differences(hello), *group.mismatches(hello)])
         return True

@@ -18,10 +18,10 @@ import msgspec
 from prefetchd.broker.types import TraceOrder
 from prefetchd.compilers import COMPILERS, compiler_class
 from prefetchd.compilers.base import ROOT_FIELDS, CompilerUnavailable, Job
-from prefetchd.compilers.triton_results import given_for
 from prefetchd.config import ENABLED_VARIABLE, Settings, compile_settings
 from prefetchd.node.allow import AllowList, compare, root_mismatch
 from prefetchd.node.helpers import Helper, Limits
+from prefetchd.node.winning import Tunings, live_given
 from prefetchd.node.workshop import Workshop
 from prefetchd.protocol import Hello, Mismatch, Sweep
 from prefetchd.provider import PROVIDER_GROUP
@@ -30,6 +30,8 @@ from prefetchd.trace import Ready, Report
 from prefetchd.tracer import Tracer
 
 Facts = dict[str, dict[str, str]]
+# The compilers whose libraries measure before they choose.
+TUNED = ("triton",)
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,9 @@ class Group:
         # Compiles and copies that run in its workshop.
         self.busy = 0
         self.providers: tuple[str, ...] = ()
+        # By rank and compiler the directories that its library looks in first.
+        self.first_roots: dict[str, dict[str, str]] = {}
+        self.tunings = Tunings(target)
         # What every rank of the group gets from earlier runs, those that join later too.
         self.replays: list[Replay] = []
         self._settings = settings
@@ -78,14 +83,15 @@ class Group:
         return compile_settings(self._settings, base)
 
     def tracer(self, providers: tuple[str, ...]) -> Tracer:
-        """The near side of a new helper."""
+        """The near side of a new helper, which is told what is known of tuners by then."""
+        self.tunings.given = live_given(self._settings, self.environment, self.target)
         return Tracer(
             self.target,
             providers,
             self.environment,
             parallel=self.traces_at_once,
             timeout_s=self._settings.trace_timeout_s,
-            given=given_for(self.environment, None),
+            given=self.tunings.given,
             interpreter=self.interpreter,
         )
 
@@ -126,6 +132,7 @@ class Group:
         """The rank is gone."""
         self.ranks.discard(rank)
         self.roots.pop(rank, None)
+        self.first_roots.pop(rank, None)
         if not self.ranks:
             self.empty_since = now
             # Whoever comes next need not be like those who left.
@@ -134,6 +141,11 @@ class Group:
     def uses(self, root: str) -> bool:
         """Whether any of its ranks' engines looks there."""
         return any(root in found for found in self.roots.values())
+
+    def tuned_roots(self) -> list[str]:
+        """The directories in which its engines' tuners look for results."""
+        found = (roots.get(compiler) for roots in self.first_roots.values() for compiler in TUNED)
+        return list(dict.fromkeys(filter(None, found)))
 
     def mismatches(self, hello: Hello) -> list[Mismatch]:
         """Where the helper's fingerprints contradict the engine's; nothing before a helper was up."""

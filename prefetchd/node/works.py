@@ -25,6 +25,7 @@ from prefetchd.node.state import DIGEST_KEY, Node
 from prefetchd.node.workshop import Workshop
 from prefetchd.protocol import Failed, Published, Settled, Sweep, encode
 from prefetchd.trace import Report
+from prefetchd.winners import Tuning
 from prefetchd.workplace import in_thread
 
 log = logging.getLogger("prefetchd.daemon")
@@ -120,6 +121,8 @@ class Works:
         """The rank is of this group from now on."""
         for replay in group.replays:
             self._replay_to(group, rank, replay)
+        if len(group.tunings):
+            self._spawn(self._seed(group, group.tunings.all()))
 
     def _replay_to(self, group: Group, rank: str, replay: Replay) -> None:
         broker, now = self._node.broker, self._node.clock()
@@ -141,9 +144,17 @@ class Works:
         if isinstance(order.group, str) and (group := self._node.groups.by_name.get(order.group)):
             # Before the broker hears of the keys: what engines have compiled of them has its name first.
             self._remember_digests(group, report.jobs)
+            if fresh := group.tunings.met(report.tunings):
+                self._spawn(self._seed(group, fresh))
         self._node.broker.traced(order.id, report, self._node.clock())
         self._node.plans_changed = True
         self.pump()
+
+    async def _seed(self, group: Group, tunings: list[Tuning]) -> None:
+        problem = await in_thread(group.tunings.seed, group.tuned_roots(), tunings)
+        if problem:
+            text = "winners of %s could not all be given to its engines: %s"
+            self._node.log.line(logging.WARNING, ("winners", group.name), text, group.name, problem)
 
     def lost(self, order: TraceOrder, reason: str) -> None:
         """The helper that had the order is gone."""

@@ -91,15 +91,15 @@ def named_parts(variant: Variant, source: Any) -> dict[str, str]:
     `source` is the library's own object: each argument as its type, or as its value where that is compiled
     in; `n%16` says whether a pointer or an integer is known to be a multiple of 16.
     """
-    parts = {"kernel": f"{variant.module}.{variant.name}"}
+    chosen = {name: variant.parts.options[name] for name in CHOSEN if name in variant.parts.options}
+    parts = {"kernel": f"{variant.module}.{variant.name}", **chosen}
     for name, path, type_ in _arguments(getattr(source, "signature", {})):
         constant = source.constants.get(path) if type_ == "constexpr" else None
         parts[name] = str(getattr(constant, "value", constant)) if type_ == "constexpr" else type_
         if type_.startswith(("*", "i", "u")):
             parts[f"{name}%16"] = "yes" if source.attrs.get(path) else "no"
     # The key's own digest of the source covers the arguments as well, which are told already.
-    chosen = {name: variant.parts.options[name] for name in CHOSEN if name in variant.parts.options}
-    return {**parts, **chosen, "code": str(getattr(source.fn, "cache_key", ""))[:16]}
+    return {**parts, "code": str(getattr(source.fn, "cache_key", ""))[:16]}
 
 
 def _arguments(signature: Mapping[Any, Any]) -> Iterator[tuple[str, tuple[int, ...], str]]:

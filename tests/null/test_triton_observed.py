@@ -142,8 +142,7 @@ def test_record_says_under_which_key_and_what_changed_against_the_nearest(instal
 
     assert all((installed.site.root / each.key).is_dir() for each in scale)
     assert scale[0].changed == "first variant of triton_kernels._scale"
-    assert scale[1].changed.startswith("n%16: yes -> no; x, x%16, y")
-    assert "num_warps" in scale[1].changed.partition(";")[2]
+    assert scale[1].changed.startswith("n%16: yes -> no; num_warps, ")
     assert scale[2].changed.startswith("n: i32 -> 1; n%16: no -> absent; ")
     assert {each.site.split(" ")[0] for each in scale} == {"triton_kernels.run_all"}
 

@@ -97,6 +97,8 @@ class Observer:
         self.guard = Guard()
         self.knowledge: Knowledge = knowledge or Alone()
         self.on_compile: OnCompile = on_compile
+        # Compiles in fail-fast mode, whoever has swallowed the exceptions.
+        self.forbidden = 0
         self._sink, self._site, self._clock = sink, site, clock
         self._tokens = itertools.count(1)
         # Only around steps of dictionaries; reentrant, since a signal handler may compile too.
@@ -266,7 +268,7 @@ class Observer:
     def forget_parent(self) -> None:
         """In a forked child: what the parent compiles is not ours, and its lock may be held for ever."""
         self._lock = threading.RLock()
-        self._open, self._figures = OrderedDict(), {}
+        self._open, self._figures, self.forbidden = OrderedDict(), {}, 0
         self._verdicts = threading.local()
 
     def _verdict(self, compile_: Started, reason: Reason, seconds: float, changed: str) -> None:
@@ -279,6 +281,7 @@ class Observer:
         )
         log.warning("prefetchd: %s", text)
         if self.on_compile == "error":
+            self.forbidden += 1
             self._verdicts.text = (
                 f"{text}. PREFETCHD_ON_ENGINE_COMPILE=error forbids that: warm or replay this variant before "
                 "the engine serves, or set the variable to warn"

@@ -140,9 +140,8 @@ class Watch:
 
     def exit_status(self) -> int:
         """What a process should end with that would have ended well."""
-        figures = self.observer.figures()
-        compiles = sum(int(count) for name, count in figures.items() if name.endswith(".compiles"))
-        if self.observer.on_compile != "error" or not compiles:
+        compiles = self.observer.forbidden
+        if not compiles:
             return 0
         log.error(
             "prefetchd: the engine compiled %d variants itself; PREFETCHD_ON_ENGINE_COMPILE=error makes that "

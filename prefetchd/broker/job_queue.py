@@ -177,7 +177,8 @@ class JobQueue:
             copy.state = CopyState.PUBLISHED
             if key.failure is not None:
                 self.forgive(key, now)
-        elif not present and before in (CopyState.UNCHECKED, CopyState.PUBLISHED):
+        elif not present and before in (CopyState.UNCHECKED, CopyState.PUBLISHED, CopyState.ABSENT):
+            # Also what was absent before: a rank that has moved there may not have been one of its users.
             copy.state = CopyState.ABSENT
             self._report_loss(copy, now)
         self._settle(key, now, built=False)

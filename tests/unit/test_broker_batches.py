@@ -185,6 +185,23 @@ def test_request_that_becomes_more_urgent_than_its_sweep_waits_no_longer(world: 
     assert first.sweeps == (gemms(1, 64, 256),)
 
 
+def test_rank_that_moves_to_a_root_known_to_lack_its_variants_gets_them_there(world: World) -> None:
+    world.attach("r1", "/other")
+    world.plan("r1", gemm(1))
+    world.trace()
+    world.look()
+    world.broker.detach("r1", 1, world.now)
+    world.plan("r0", gemm(1))
+    world.settle()
+    assert (key_of(1), "/other") not in world.disk
+
+    world.attach("r0", "/other")
+    world.settle()
+
+    assert (key_of(1), "/other") in world.disk
+    assert world.state("r0", gemm(1)) == "published"
+
+
 def test_request_survives_the_rank_that_wanted_the_sweep(world: World) -> None:
     world.attach("r1")
     world.plan("r0", gemms(1, 64))

@@ -8,7 +8,7 @@ the finest rule, which asks for a few requests too many.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,7 +29,9 @@ from prefetchd.requests.delta import (
     ShortConvolution,
     StepRecurrence,
 )
-from prefetchd.requests.kda import KdaStateCommit
+from prefetchd.requests.kda import FusedKdaDecode, KdaStateCommit
+
+from .cute_homes import LEAST_PREFILL, is_cute, powers, prefill_class
 
 # The home whose kernels' dependence on the token count is known.
 MEASURED_HOME = "fla"
@@ -49,11 +51,18 @@ class Template(NamedTuple):
 
     def at(self, tokens: int) -> Delta:
         """The request of the class that so many tokens (or sequences, for a step) fall into."""
+        if is_cute(self.request.home):
+            return self._with(prefill_class(tokens) if isinstance(self.request, ChunkRecurrence) else tokens)
         return self._with(representative(tokens, self.rows_per_token, self.rule))
 
     def all(self, max_tokens: int) -> Iterator[Delta]:
         """One request of every class up to the largest batch."""
         unit = _per_sequence(self.request)
+        if is_cute(self.request.home):
+            first = LEAST_PREFILL if isinstance(self.request, ChunkRecurrence) else 1
+            for tokens in dict.fromkeys(powers(first, max(max_tokens // unit, 1))):
+                yield self._with(tokens)
+            return
         for tokens in representatives(max(max_tokens // unit, 1), self.rows_per_token, self.rule):
             yield self._with(tokens)
 
@@ -66,11 +75,13 @@ class Template(NamedTuple):
         return _replace(request, tokens=max(tokens, 1) * _per_sequence(request) * _dense(request, sequences))
 
 
-def templates(profile: Profile, kinds: dict[str, type[Delta]]) -> list[Template]:
-    """What the profile's sites of these ops ask for, each once. Raises `ValueError` naming the site."""
+def templates(
+    profile: Profile, kinds: dict[str, type[Delta]], serves: Callable[[str], bool] = lambda _home: True
+) -> list[Template]:
+    """What the sites of these ops and homes ask for, each once. Raises `ValueError` naming the site."""
     found: dict[Delta, Template] = {}
     for site in profile.kernels:
-        if site.op in kinds:
+        if site.op in kinds and serves(site.home):
             for request in _requests(site, kinds[site.op]):
                 found.setdefault(request, Template(request, *_rule(request)))
     return list(found.values())
@@ -83,7 +94,9 @@ def requests_of_batch(items: Iterable[Template], batch: Batch) -> Iterator[Delta
         request = item.request
         if isinstance(request, StepRecurrence):
             yield from _steps(item, batch)
-        elif isinstance(request, PackedDecode) or (isinstance(request, ShortConvolution) and request.decode):
+        elif isinstance(request, (PackedDecode, FusedKdaDecode)) or (
+            isinstance(request, ShortConvolution) and request.decode
+        ):
             if batch.decodes:
                 yield item.at(batch.decodes)
         elif isinstance(request, (ChunkRecurrence, ShortConvolution)):
@@ -92,6 +105,13 @@ def requests_of_batch(items: Iterable[Template], batch: Batch) -> Iterator[Delta
                 yield item.at(tokens)
         elif batch.tokens > 0:
             yield item.at(batch.tokens)
+
+
+def _is_step(request: Delta) -> bool:
+    """Whether it is one token for each sequence that decodes."""
+    if isinstance(request, ShortConvolution):
+        return request.decode
+    return isinstance(request, (PackedDecode, FusedKdaDecode))
 
 
 def _steps(item: Template, batch: Batch) -> Iterator[Delta]:
@@ -168,6 +188,9 @@ def _rule(request: Delta) -> tuple[int, Rule]:
             return 1, "divisible"
         case Recurrence() | PackedDecode() | Gate() | ShortConvolution() | KdaStateCommit():
             return 1, "any" if measured else "divisible"
+        case FusedKdaDecode():
+            # Its only homes have rules of their own.
+            return 1, "any"
     raise TypeError(f"no rule for {op_of(request)}")
 
 

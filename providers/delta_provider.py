@@ -11,6 +11,7 @@ from prefetchd.protocol import Batch, Request
 from prefetchd.provider import Limits, Provider
 from prefetchd.requests.delta import Delta
 
+from .cute_homes import is_cute
 from .delta_plan import requests_of_batch, templates
 
 # Batches that repeat are planned once; decoding repeats a few hundred sizes.
@@ -29,7 +30,7 @@ class DeltaProvider(Provider):
     def plan(self, batch: Batch, profile: Profile) -> Iterable[Request]:
         """The requests of every site for this batch; a profile that is wrong asks for nothing."""
         if self._planned is None or self._planned[0] is not profile:
-            self._planned = (profile, _planner(profile, self.kinds))
+            self._planned = (profile, _planner(profile, self.kinds, self.serves))
         return self._planned[1](batch)
 
     def batch_keys(self, batch: Batch, profile: Profile) -> tuple[int, int, int]:
@@ -44,7 +45,13 @@ class DeltaProvider(Provider):
 
     def universe(self, profile: Profile, limits: Limits) -> Iterable[Request]:
         """One request for each set of flags and class of token counts of every site."""
-        return [request for item in templates(profile, self.kinds) for request in item.all(limits.max_tokens)]
+        found = templates(profile, self.kinds, self.serves)
+        return [request for item in found for request in item.all(limits.max_tokens)]
+
+    @staticmethod
+    def serves(home: str) -> bool:
+        """Whether a site of this home is this provider's."""
+        return not is_cute(home)
 
     def warm_up(self) -> None:
         """Imports torch and the homes that are installed."""
@@ -59,9 +66,34 @@ class DeltaProvider(Provider):
         run(request)
 
 
-def _planner(profile: Profile, kinds: dict[str, type[Delta]]) -> Callable[[Batch], tuple[Request, ...]]:
+class CuteProvider(DeltaProvider):
+    """A family's sites whose home has CuTe DSL kernels; of one op, another provider serves the others."""
+
+    compilers: ClassVar[tuple[str, ...]] = ("cute_dsl", "flashinfer_cute")
+
+    @staticmethod
+    def serves(home: str) -> bool:
+        """See `DeltaProvider`."""
+        return is_cute(home)
+
+    def warm_up(self) -> None:
+        """Imports torch, the DSL and the homes that are installed."""
+        from .cute_ops.driver import load_homes
+
+        load_homes()
+
+    def run(self, request: Request) -> None:
+        """One call of the library's own op."""
+        from .cute_ops.driver import run
+
+        run(request)
+
+
+def _planner(
+    profile: Profile, kinds: dict[str, type[Delta]], serves: Callable[[str], bool]
+) -> Callable[[Batch], tuple[Request, ...]]:
     try:
-        items = templates(profile, kinds)
+        items = templates(profile, kinds, serves)
     except ValueError:
         # `universe` says what is wrong with the profile; beside the scheduler nothing may raise.
         items = []

@@ -21,7 +21,7 @@ from prefetchd.requests.gdn import (
     GdnShortConvolution,
 )
 
-from .delta_provider import DeltaProvider
+from .delta_provider import CuteProvider, DeltaProvider
 
 KINDS: tuple[type[Delta], ...] = (
     ChunkGatedDeltaRule,
@@ -39,3 +39,12 @@ class GdnProvider(DeltaProvider):
 
     name: ClassVar[str] = "gdn"
     kinds: ClassVar[dict[str, type[Delta]]] = {op_of(kind): kind for kind in KINDS}
+
+
+class GdnCuteProvider(CuteProvider):
+    """The same family where its kernels are CuTe DSL."""
+
+    name: ClassVar[str] = "gdn_cute"
+    kinds: ClassVar[dict[str, type[Delta]]] = {
+        op_of(kind): kind for kind in (ChunkGatedDeltaRule, FusedRecurrentGatedDeltaRule)
+    }

@@ -17,6 +17,7 @@ from prefetchd.protocol import op_of
 from prefetchd.requests.delta import Delta
 from prefetchd.requests.kda import (
     ChunkKda,
+    FusedKdaDecode,
     FusedRecurrentKda,
     KdaGate,
     KdaGatedNorm,
@@ -25,7 +26,7 @@ from prefetchd.requests.kda import (
     KdaStateCommit,
 )
 
-from .delta_provider import DeltaProvider
+from .delta_provider import CuteProvider, DeltaProvider
 
 KINDS: tuple[type[Delta], ...] = (
     ChunkKda,
@@ -43,3 +44,12 @@ class KdaProvider(DeltaProvider):
 
     name: ClassVar[str] = "kda"
     kinds: ClassVar[dict[str, type[Delta]]] = {op_of(kind): kind for kind in KINDS}
+
+
+class KdaCuteProvider(CuteProvider):
+    """The same family where its kernels are CuTe DSL: FlashInfer, TensorRT-LLM, and modules by their path."""
+
+    name: ClassVar[str] = "kda_cute"
+    kinds: ClassVar[dict[str, type[Delta]]] = {
+        op_of(kind): kind for kind in (ChunkKda, FusedRecurrentKda, FusedKdaDecode)
+    }

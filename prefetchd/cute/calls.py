@@ -130,7 +130,10 @@ def perform(call: Call) -> None:
 
 def function_of(module: str, name: str) -> Callable[..., Any]:
     """A function that the module itself defines. Raises `Undescribable`, `ImportError`."""
-    found: Any = getattr(import_module(module), name, None)
+    found: Any = import_module(module)
+    # A dotted name is that of a class's static method.
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if not callable(found) or getattr(found, "__module__", None) != module:
         raise Undescribable(f"{module} defines no function {name}")
     function: Callable[..., Any] = found

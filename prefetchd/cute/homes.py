@@ -2,9 +2,8 @@
 
 A *site* is one place where a library looks before it compiles. The subtle rule is the key's completeness:
 a site's key may leave out constants of the kernel's source, so `sources` names the packages whose text
-belongs to it, and a place at which an integer is a device's number is named, because there the number must not
-count.
-More sites come from the settings `cute_dicts` and `cute_functions`.
+belongs to it, and a place at which an integer is a device's number is named, because there the number must
+not count. More sites come from the settings `cute_dicts` and `cute_functions`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,9 @@ their source text is part of every key.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
 
 from prefetchd.request import Request, Size, SizeOrDefault
 
@@ -20,6 +22,7 @@ IndexDtype = Literal["int32", "int64"]
 StateIndices = Literal["", "ssm_state_indices", "initial_state_indices"]
 # Whether every sequence is a whole number of chunks, for homes whose kernels are specialised on it.
 Lengths = Literal["any", "aligned", "ragged"]
+Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[A-Za-z0-9_-]*\Z")]
 # What fla, vLLM and SGLang use unless told otherwise.
 DEFAULT_CHUNK = 64
 
@@ -54,6 +57,10 @@ class Recurrence(Delta, frozen=True, kw_only=True):
     # Elements from one state to the next in a pool; 0 is one right after the other.
     state_stride: SizeOrDefault = 0
     state_v_first: bool = False
+    # Slots of the engine's whole pool of states, where a kernel's key has that; 0 is as many as needed.
+    pool: SizeOrDefault = 0
+    # Which of the library's own implementations, where it has several; empty is the library's choice.
+    backend: Name = ""
     qk_l2norm: bool = False
     gate_in_kernel: bool = False
     dt_bias: bool = True

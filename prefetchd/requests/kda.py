@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from prefetchd.request import Size
+from prefetchd.request import Size, SizeOrDefault
 from prefetchd.requests.delta import (
     ChunkRecurrence,
     Delta,
@@ -45,6 +45,16 @@ class KdaPackedDecode(PackedDecode, frozen=True, kw_only=True, tag="fused_recurr
     """The decode step of vLLM and SGLang."""
 
     lower_bound: LowerBound = 0
+
+
+class FusedKdaDecode(Delta, frozen=True, kw_only=True, tag="fused_kda_decode"):
+    """FlashInfer's decode step with the convolution before it and the norm behind it in one kernel."""
+
+    heads: Size
+    key_dim: Size
+    pool: SizeOrDefault = 0
+    state_dtype: Dtype = "float32"
+    lower_bound: LowerBound = -5
 
 
 class KdaGate(Gate, frozen=True, kw_only=True, tag="fused_kda_gate"):

@@ -257,3 +257,29 @@ def run(what: str) -> None:
 
 
 CALLS = ("scale", "scale.bfloat16", "decode", "prefill.aligned", "prefill.ragged")
+
+
+# The same under the names that the providers' requests have, with the arguments of the libraries they imitate.
+
+
+def chunk_kda(
+    q: torch.Tensor,
+    state_pool: torch.Tensor,
+    varlen_is_aligned: bool | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As TensorRT-LLM's operator: alignment is a hint, the pool's layout is part of the key."""
+    return kda_prefill(q.flatten(), (), varlen_is_aligned, state_pool)
+
+
+def fused_recurrent_kda(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gate: torch.Tensor,
+    beta: torch.Tensor,
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """As cuLA's decode: the number of sequences and the pool's size are part of the key."""
+    return kda_decode(q, k, v, gate, beta, pool, slots)

@@ -56,7 +56,7 @@ def key_additions(environment: Mapping[str, str]) -> list[Addition]:
 def observed_additions(environment: Mapping[str, str], settings: Settings) -> list[Addition]:
     """What has nvcc's stand-in started in the engine, for its compiles to be seen. Raises `NotObservable`."""
     libraries = ("deep_gemm", *OWN_DEEP_GEMM_CACHE)
-    if not settings.observe_nvcc and not any(find_spec(name) is not None for name in libraries):
+    if not settings.observe_nvcc and not any(map(_is_installed, libraries)):
         return []
     if not settings.observe or uses_nvrtc(environment):
         return []
@@ -95,13 +95,19 @@ def daemon_environment(environment: Mapping[str, str], additions: list[Addition]
     return child
 
 
+def _is_installed(name: str) -> bool:
+    """Any directory of that name on the path is a package to Python, but one that has no file of its own."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
 def _without_ours(environment: Mapping[str, str]) -> list[str]:
     # An empty entry would be the working directory, which no list without ours contains by itself.
     return [entry for entry in environment.get("PYTHONPATH", "").split(":") if entry and entry != str(SITE)]
 
 
 def _deep_gemm_default(environment: Mapping[str, str]) -> str:
-    if any(find_spec(name) is not None for name in OWN_DEEP_GEMM_CACHE):
+    if any(map(_is_installed, OWN_DEEP_GEMM_CACHE)):
         return ""
     try:
         layout = LAYOUTS[find_package().line]

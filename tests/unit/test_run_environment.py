@@ -7,16 +7,22 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import msgspec
 import pytest
 from as_user import as_nameless_user
+from fake_deep_gemm import make_nvcc
 
+from prefetchd.compilers.nvcc import STAND_IN
+from prefetchd.config import Settings
 from prefetchd.engine_environment import (
     SITE,
     Addition,
     daemon_environment,
     engine_environment,
     key_additions,
+    observed_additions,
 )
 
 DEEP_JIT = b"...committed"
@@ -70,6 +76,15 @@ def test_the_older_deep_gemm_has_another_default(install: Callable[..., None]) -
     install("deep_gemm", extension=b"older")
 
     assert added({"HOME": "/home/me"})["DG_JIT_CACHE_DIR"] == "/home/me/.deep_gemm"
+
+
+def test_a_mere_directory_of_an_engines_name_is_not_that_engine(
+    install: Callable[..., None], packages: Path
+) -> None:
+    install("deep_gemm")
+    (packages / "vllm").mkdir()
+
+    assert added({"HOME": "/home/me"})["DG_JIT_CACHE_DIR"] == "/home/me/.dj"
 
 
 def test_a_library_that_is_not_installed_gets_no_directory(install: Callable[..., None]) -> None:
@@ -178,3 +193,54 @@ def test_the_daemon_does_not_speak_to_the_engines_service_manager() -> None:
 def test_our_directory_holds_what_python_looks_for() -> None:
     assert (SITE / "sitecustomize.py").is_file()
     assert os.pathsep not in str(SITE)
+
+
+def observed(environment: dict[str, str], **settings: Any) -> dict[str, str]:
+    found = observed_additions(environment, msgspec.convert(settings, Settings))
+    return {one.name: one.value for one in found}
+
+
+def test_nvccs_stand_in_runs_before_the_nvcc_that_the_engine_would_start(
+    install: Callable[..., None], tmp_path: Path
+) -> None:
+    install("deep_gemm")
+    nvcc = make_nvcc(tmp_path / "cuda/bin/nvcc")
+
+    assert observed({"CUDA_HOME": str(tmp_path / "cuda")}) == {
+        "DG_JIT_NVCC_COMPILER": str(STAND_IN),
+        "PREFETCHD_NVCC_MODE": "observe",
+        "PREFETCHD_REAL_NVCC": str(nvcc),
+    }
+    mine = {"DG_JIT_NVCC_COMPILER": str(nvcc)}
+    (reason,) = [one.reason for one in observed_additions(mine, Settings()) if one.name in mine]
+    assert reason == f"to see what nvcc compiles; {nvcc} runs behind it"
+
+
+def test_an_engine_within_another_keeps_its_stand_in(install: Callable[..., None], tmp_path: Path) -> None:
+    install("deep_gemm")
+    environment = {"CUDA_HOME": str(make_nvcc(tmp_path / "cuda/bin/nvcc").parents[1])}
+
+    assert observed({**environment, **observed(environment)}) == {}
+
+
+def test_nvcc_is_left_alone_where_nothing_uses_it_or_nobody_observes(
+    install: Callable[..., None], tmp_path: Path
+) -> None:
+    install("triton")
+    environment = {"CUDA_HOME": str(make_nvcc(tmp_path / "cuda/bin/nvcc").parents[1])}
+    assert observed(environment) == {}
+    assert observed(environment, observe_nvcc=["PYTORCH_NVCC"])["PYTORCH_NVCC"] == str(STAND_IN)
+
+    install("deep_gemm")
+    assert observed(environment, observe=False) == {}
+    assert observed({**environment, "DG_JIT_USE_NVRTC": "1"}) == {}
+
+
+def test_the_daemon_gets_nothing_of_the_stand_in(install: Callable[..., None], tmp_path: Path) -> None:
+    install("deep_gemm")
+    environment = {"CUDA_HOME": str(make_nvcc(tmp_path / "cuda/bin/nvcc").parents[1]), "HOME": "/home/me"}
+
+    child = daemon_environment(environment, key_additions(environment))
+
+    assert "DG_JIT_NVCC_COMPILER" not in child
+    assert "PREFETCHD_NVCC_MODE" not in child

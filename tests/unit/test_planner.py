@@ -13,6 +13,7 @@ from prefetchd.planner import BATCHES_AT_ONCE, Planner
 from prefetchd.profiles import Profile, profile_from_config
 from prefetchd.protocol import Batch, Request, request_from_fields
 from prefetchd.provider import Limits, Provider, load_providers
+from prefetchd.targets import load_target
 
 MODELS = Path(__file__).parents[2] / "examples/models"
 
@@ -284,3 +285,36 @@ def test_batches_of_a_running_engine_become_known(model: str) -> None:
 
     # Were every batch its own key, all thousand would wake.
     assert planner_client.wakes < 50
+
+
+def test_what_a_batch_or_the_universe_asked_for_is_known_as_asked() -> None:
+    provider = load_providers(["deep_gemm"])
+    limits = Limits(max_tokens=256, target=load_target("h200"))
+    recorder = Recorder()
+    planner = Planner(PROFILE, provider, recorder, lambda: limits)  # type: ignore[arg-type]
+    site = PROFILE.gemms[0]
+
+    def fields(m: int, k: int = site.k) -> Request:
+        return request_from_fields({"op": site.op, "m": m, "n": site.n, "k": k, **site.options})
+
+    assert planner.asked(fields(1))
+    assert planner.asked(fields(256))
+    assert not planner.asked(fields(257))
+    assert not planner.asked(fields(1, site.k + 128))
+
+    planner.on_schedule(Batch(tokens=300, prefill_lengths=(300,)))
+    planner.work()
+
+    assert planner.asked(fields(300))
+    assert not planner.asked(fields(257))
+
+
+def test_without_a_device_only_batches_have_asked() -> None:
+    recorder = Recorder()
+    counts = Counts()
+    planner = Planner(PROFILE, {"counts": counts}, recorder)  # type: ignore[arg-type]
+    planner.on_schedule(Batch(tokens=7))
+    planner.work()
+
+    assert planner.asked(request(7))
+    assert not planner.asked(request(8))

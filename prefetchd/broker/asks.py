@@ -9,7 +9,6 @@ item at most once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, Protocol, TypeVar
@@ -17,8 +16,6 @@ from typing import Generic, Protocol, TypeVar
 from prefetchd.broker.types import Priority, Rank
 
 PRIORITIES = tuple(Priority)
-# Items that do not fit which a search for those that do passes over: keeps it short.
-MOST_PASSED = 64
 
 
 class Asks:
@@ -177,32 +174,10 @@ class FairQueue(Generic[Item]):
                 return item, rank, priority
         return None
 
-    def pop_more(
-        self, rank: Rank, priority: Priority, fits: Callable[[Item], bool], limit: int
-    ) -> list[Item]:
-        """Up to so many further items of this rank and priority that fit, no longer waiting then.
-
-        What does not fit keeps its place; only so many of these are looked at.
-        """
-        lane = self._lanes[priority].get(rank)
-        found: list[Item] = []
-        passed: list[tuple[tuple[float, float], int, Item]] = []
-        while lane is not None and len(found) < limit and lane.heap and len(passed) < MOST_PASSED:
-            entry = heappop(lane.heap)
-            item = entry[2]
-            if not item.waiting or item.asks.best_of(rank) is not priority:
-                lane.members.discard(item)
-            elif not fits(item):
-                passed.append(entry)
-            else:
-                lane.members.discard(item)
-                item.waiting = False
-                self.recount(item)
-                found.append(item)
-        if lane is not None:
-            for entry in passed:
-                heappush(lane.heap, entry)
-        return found
+    def take(self, item: Item) -> None:
+        """An item out of turn: it waits no longer, and where it lies it is found stale."""
+        item.waiting = False
+        self.recount(item)
 
     def recount(self, item: Item) -> None:
         """Counts the item under its present priority if it waits, and nowhere else."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from enum import Enum, auto
+from itertools import islice
 from math import inf
 
 from prefetchd.broker.asks import Asks, FairQueue
@@ -173,6 +174,7 @@ class GroupState:
         self._tables: dict[str, TaskTable] = {}
         self._tasks: OrderedDict[Task, None] = OrderedDict()
         self._max_tasks = max_tasks
+        self._singles: dict[tuple[str, Hashable], dict[Task, None]] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -204,7 +206,30 @@ class GroupState:
         """Forgets a task."""
         if self._tasks.pop(task, task) is None:
             self.table(task.provider).remove(task)
+            self.forget_single(task)
+
+    def queue_single(self, task: Task) -> None:
+        """The single request waits to be traced, beside others of its site."""
+        self._singles.setdefault(_site(task), {})[task] = None
+
+    def forget_single(self, task: Task) -> None:
+        """It does so no longer."""
+        site = _site(task)
+        waiting = self._singles.get(site)
+        if waiting is not None:
+            waiting.pop(task, None)
+            if not waiting:
+                del self._singles[site]
+
+    def singles_beside(self, task: Task, limit: int) -> list[Task]:
+        """Up to so many of the single requests that wait at this one's site."""
+        return list(islice(self._singles.get(_site(task), ()), limit))
 
     def failed(self) -> list[Task]:
         """The tasks that were not traced, or not all of whose requests were."""
         return [task for task in self._tasks if task.state is TaskState.LOST or task.failures]
+
+
+def _site(task: Task) -> tuple[str, Hashable]:
+    assert task.sweep is not None
+    return task.provider, site_of(task.sweep.request)[0]

@@ -2,9 +2,10 @@
 
 What a want is and how it ends is told in `wants.py`; a helper that dies gives its tasks back.
 
-Single requests are traced many at a time, since a fork costs more than most of them. The subtle rule: what
-one of them needs, all of them are taken to need, because a library shows a key at its first use only; so only
-those that the same ranks want as urgently are put together.
+Single requests of one site are traced many at a time, since a fork costs more than most of them. The subtle
+rule: what one of them needs, all of them are taken to need, because a library shows a key at its first use
+only; so only those that the same ranks want as urgently are put together, and none of other sites, whose
+keys would be asked for in vain again and again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ MAX_PROBLEMS = 32
 # Single requests traced in one process. A fork, with all that a library does at its first use, takes some ten
 # ms and a request one; the dearest take 0.2 s, and what is more urgent should not wait for many of them.
 MAX_BATCH = 32
+# Of a site's waiting requests, those looked at for one batch: keeps the search short.
+MOST_LOOKED_AT = 128
 # Failures of one sweep kept with their text; the count is kept for all.
 MAX_TASK_FAILURES = 8
 
@@ -142,6 +145,7 @@ class TraceQueue(Wants):
         group = self._groups.get(name)
         while group is not None and (taken := self._pop(group, now)) is not None:
             task, rank, priority = taken
+            group.forget_single(task)
             if self._follows(task):
                 continue
             tasks = (task, *self._companions(task, rank, priority))
@@ -210,13 +214,14 @@ class TraceQueue(Wants):
         """Further single requests to trace in the same process; an urgent one waits for no others."""
         if not task.single or priority is Priority.URGENT:
             return []
-
-        def fits(other: Task) -> bool:
-            return (
-                other.single and other.provider == task.provider and other.wants.keys() == task.wants.keys()
-            )
-
-        found = task.group.queue.pop_more(rank, priority, fits, self._max_batch - 1)
+        group = task.group
+        found: list[Task] = []
+        for other in group.singles_beside(task, MOST_LOOKED_AT):
+            alike = other.asks.best_of(rank) is priority and other.wants.keys() == task.wants.keys()
+            if alike and len(found) < self._max_batch - 1:
+                group.forget_single(other)
+                group.queue.take(other)
+                found.append(other)
         return [other for other in found if not self._follows(other)]
 
     def _follows(self, task: Task) -> bool:

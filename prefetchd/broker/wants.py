@@ -160,6 +160,8 @@ class Wants:
 
     def _queue(self, task: Task, name: Rank | None = None) -> None:
         task.waiting = bool(task.wants)
+        if task.waiting and task.single:
+            task.group.queue_single(task)
         for rank in task.wants if name is None else (name,):
             deadline = task.wants[rank].deadline
             task.group.queue.push(task, rank, (inf if deadline is None else deadline, 0.0))

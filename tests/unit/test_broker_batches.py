@@ -49,7 +49,7 @@ def test_an_urgent_request_is_traced_alone(world: World) -> None:
 
 
 def test_a_sweep_is_traced_alone(world: World) -> None:
-    world.plan("r0", gemms(1, 64), gemm(1, 256), gemm(1, 384))
+    world.plan("r0", gemms(1, 64), gemm(1, 256), gemm(65, 256))
 
     assert [len(each.sweeps) for each in world.trace()] == [1, 2]
 
@@ -67,6 +67,12 @@ def test_requests_of_other_priority_provider_or_ranks_are_not_mixed_in(world: Wo
 
     alone = {(gemm(1),), (gemm(65),), (gemm(129),), (gemm(193),), (gemm(257),)}
     assert {each.sweeps for each in orders} == alone
+
+
+def test_requests_of_other_sites_are_not_mixed_in(world: World) -> None:
+    world.plan("r0", gemm(1, 256), gemm(1, 384), gemm(65, 256))
+
+    assert [each.sweeps for each in world.trace()] == [(gemm(1, 256), gemm(65, 256)), (gemm(1, 384),)]
 
 
 def test_what_does_not_fit_keeps_its_turn(world: World) -> None:

@@ -273,6 +273,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.broker.tick(self.world.now)
             self.settle()
         assert self.broker.drained, self.broker.stats()
+        assert not any(group._singles for group in self.broker._traces.groups()), "kept though nothing waits"
         for rank, asked in self.wanted.items():
             for sweep in asked:
                 state = self.world.state(rank, sweep)

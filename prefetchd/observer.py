@@ -69,6 +69,10 @@ class Sink(Protocol):
         """The compile of `began` has ended."""
         ...
 
+    def found(self, started: Started) -> None:
+        """The daemon's work was there in time: a variant that it published is used the first time."""
+        ...
+
     def record(self, record: Record) -> None:
         """A variant first seen. Fingerprint, host, rank and device are for the sink to fill in."""
         ...
@@ -221,9 +225,7 @@ class Observer:
         if first:
             self._sink.event(_event(started, "hit"))
         if first and planned:
-            self._sink.record(
-                Record(compiler=compiler, key=started.key, fingerprint="", cause="planned", at=started.at)
-            )
+            self._sink.found(started)
 
     @guarded(None)
     def loaded(self, compiler: str, key: str, seconds: float) -> None:

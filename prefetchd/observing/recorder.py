@@ -24,7 +24,7 @@ import msgspec
 from prefetchd.guard import Guard, guarded
 from prefetchd.observer import Started
 from prefetchd.protocol import Event
-from prefetchd.shapelog import Ended, LogUnusable, Record, ShapeLog
+from prefetchd.shapelog import Ended, Line, LogUnusable, Published, Record, ShapeLog
 from prefetchd.shapelog import Started as StartedLine
 from prefetchd.winners import Winner, WinnersUnreadable, append_winners
 
@@ -137,6 +137,11 @@ class Recorder:
         line = Ended(token=token, at=time.time())
         self.submit(lambda: self._append(line))
 
+    def found(self, started: Started) -> None:
+        """See `observer.Sink`."""
+        line = Published(compiler=started.compiler, key=started.key, at=started.at)
+        self.submit(lambda: self._append(line))
+
     def record(self, record: Record) -> None:
         """See `observer.Sink`."""
         self.submit(lambda: self._append(record))
@@ -191,7 +196,7 @@ class Recorder:
         except Exception as error:
             self.guard.caught("writing down what the engine compiled", error)
 
-    def _append(self, line: Record | StartedLine | Ended) -> None:
+    def _append(self, line: Line) -> None:
         opened = self._opened(self._find_rank())
         if opened is None:
             return

@@ -45,7 +45,7 @@ class Broken(Told):
     def began(self, *_: object) -> None:
         raise OSError("no")
 
-    over = record = event = winner = began
+    over = found = record = event = winner = began
 
 
 def compile_(observer: Observer, key: str = "k", request: dict[str, Any] | None = None, **end: Any) -> None:
@@ -206,14 +206,16 @@ def test_a_disk_hit_is_no_compile() -> None:
     assert observer.figures() == {"triton.hits": 2}
 
 
-def test_a_hit_of_what_the_daemon_published_is_recorded_as_planned() -> None:
+def test_a_hit_of_what_the_daemon_published_is_told_as_found_once_and_is_no_record() -> None:
     sink = Told()
     observer = Observer(sink, Known("k"))
 
     observer.hit("triton", "k")
+    observer.hit("triton", "k")
 
-    assert [(record.key, record.cause, record.seconds) for record in sink.records] == [("k", "planned", 0.0)]
-    assert observer.figures()["triton.planned"] == 1
+    assert [(one.compiler, one.key) for one in sink.hits] == [("triton", "k")]
+    assert sink.records == []
+    assert observer.figures()["triton.planned"] == 2
 
 
 def test_loads_and_benchmarks_are_counted_apart_and_a_winner_is_kept() -> None:

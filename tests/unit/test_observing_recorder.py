@@ -18,7 +18,7 @@ from as_user import as_nameless_user
 from prefetchd.observer import Started
 from prefetchd.observing.recorder import WINNERS_FILE, Origin, Recorder
 from prefetchd.protocol import Event
-from prefetchd.shapelog import Ended, Line, Record, decode_line
+from prefetchd.shapelog import Ended, Line, Published, Record, decode_line
 from prefetchd.shapelog import Started as StartedLine
 from prefetchd.winners import Configuration, Winner, read_winners
 
@@ -81,6 +81,19 @@ def test_begin_and_end_of_a_compile_are_lines_with_its_token(
     assert isinstance(began, StartedLine)
     assert isinstance(over, Ended)
     assert (began.token, began.key, began.site, began.at, over.token) == (7, "k", "engine.step", 50.0, 7)
+
+
+def test_a_variant_that_was_there_in_time_is_a_line_of_the_timeline(
+    make: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    recorder = make()
+
+    recorder.found(Started(0, "triton", "k", "", "", 50.0, True))
+    recorder.close(LIMIT_S)
+
+    (line,) = lines(tmp_path / "log")
+    assert isinstance(line, Published)
+    assert (line.compiler, line.key, line.at) == ("triton", "k", 50.0)
 
 
 def test_a_rank_that_is_learnt_later_gets_the_rest_in_its_own_file(

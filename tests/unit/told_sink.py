@@ -12,6 +12,7 @@ class Told:
     def __init__(self) -> None:
         self.begun: list[Started] = []
         self.ended: list[int] = []
+        self.hits: list[Started] = []
         self.records: list[Record] = []
         self.events: list[Event] = []
         self.winners: list[Winner] = []
@@ -21,6 +22,9 @@ class Told:
 
     def over(self, token: int) -> None:
         self.ended.append(token)
+
+    def found(self, started: Started) -> None:
+        self.hits.append(started)
 
     def record(self, record: Record) -> None:
         self.records.append(record)

@@ -107,13 +107,13 @@ def _ask_compiler(name: str, target: Target) -> tuple[dict[str, str], tuple[str,
 
 def _real_target(device: int) -> Target | None:
     try:
-        return probe_target(device) if _driver_is_up() else _probe_elsewhere(device)
+        return probe_target(device) if driver_is_up() else _probe_elsewhere(device)
     except TargetError as error:
         log.warning("prefetchd: the device is not known: %s", error)
         return None
 
 
-def _driver_is_up() -> bool:
+def driver_is_up() -> bool:
     """Whether this process has initialised CUDA already; asking does not."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

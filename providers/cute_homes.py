@@ -1,9 +1,9 @@
 """Which homes of KDA and of the gated delta rule are CuTe DSL kernels; pure Python, for planning too.
 
-The subtle rules: an op has one name in every home, so the home decides which provider serves a site; a home
-named `cute:` and a module's dotted path is any module whose functions have the ops' names. And where the token
-count enters a key or a library's choice of kernel is not known, so prefills are asked for at every power of two
-and steps at the very number of sequences.
+The subtle rules: an op has one name in each home, so the home decides which provider serves a site; a home
+named `cute:` and a module's dotted path is any module whose functions have the ops' names. And it is unknown
+where the token count enters a key or a library's choice of kernel, so prefills are asked for at every power
+of two and steps at the very number of sequences.
 """
 
 from __future__ import annotations

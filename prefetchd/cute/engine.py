@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from prefetchd.cute.fingerprint import (
 )
 from prefetchd.cute.homes import Site
 from prefetchd.cute.hooks import Hooks, Place, unwrapped
-from prefetchd.cute.loading import load, preload
+from prefetchd.cute.loading import load
 from prefetchd.targets import Target
 
 log = logging.getLogger("prefetchd")
@@ -67,13 +68,17 @@ class Silent:
 
 
 class EngineMode:
-    """See the module. `environment` is this process's, `target` its device."""
+    """See the module. `environment` is this process's; `device` says what it is, asked when first needed."""
 
     def __init__(
-        self, root: Path, target: Target, environment: Mapping[str, str], listener: Listener | None = None
+        self,
+        root: Path,
+        device: Callable[[], Target],
+        environment: Mapping[str, str],
+        listener: Listener | None = None,
     ) -> None:
         self.root = root
-        self._target = target
+        self._target = lru_cache(maxsize=1)(device)
         self._environment = dict(environment)
         self._listener: Listener = listener or Silent()
         self._prints: dict[tuple[str, ...], tuple[str, str]] = {}
@@ -142,7 +147,7 @@ class EngineMode:
                 break
             try:
                 found = find(self.root, name)
-                if found is not None and found.artifact.architecture == self._architecture():
+                if found is not None and found.artifact.architecture == self.architecture():
                     self._ready[name] = load(found.path, found.artifact)
                     count += 1
             except Exception as error:
@@ -175,19 +180,20 @@ class EngineMode:
         artifact = found.artifact
         if (artifact.namespace, artifact.key) != (place.site.namespace, place.key):
             raise Unloadable(f"{found.path}: it is {artifact.namespace} {artifact.key}")
-        if artifact.architecture != (own := self._architecture()):
+        if artifact.architecture != (own := self.architecture()):
             raise Unloadable(f"{found.path}: for {artifact.architecture}, and this engine is {own}")
         function = load(found.path, artifact)
         mark_used(found.path.parent)
         return function
 
-    def _architecture(self) -> str:
-        return architecture_of(self._target, self._environment)
+    def architecture(self) -> str:
+        """What this engine compiles for. Raises what `device` raises."""
+        return architecture_of(self._target(), self._environment)
 
     def _fingerprints(self, sources: tuple[str, ...]) -> tuple[str, str]:
         if sources not in self._prints:
             settings = settings_here(self._environment)
-            parts = environment_fingerprint(self._target, self._architecture(), settings)
+            parts = environment_fingerprint(self._target(), self.architecture(), settings)
             self._prints[sources] = digest(parts), source_fingerprint(sources)
         return self._prints[sources]
 
@@ -206,14 +212,13 @@ def settings_here(environment: Mapping[str, str]) -> str:
 
 def attach(
     root: Path,
-    target: Target,
+    device: Callable[[], Target],
     environment: Mapping[str, str],
     places: Iterable[Site],
     listener: Listener | None = None,
-) -> tuple[EngineMode, Hooks, dict[str, float]]:
-    """Loads the DSL's libraries, then installs the engine's mode. Raises `ImportError` without a DSL."""
-    took = preload()
-    mode = EngineMode(root, target, environment, listener)
+) -> tuple[EngineMode, Hooks]:
+    """Installs the engine's mode at these places."""
+    mode = EngineMode(root, device, environment, listener)
     hooks = Hooks(mode, places)
     hooks.install()
-    return mode, hooks, took
+    return mode, hooks

@@ -1,9 +1,9 @@
 """Libraries that keep kernels in a module's dict: TensorRT-LLM's KDA, and any module named by its path.
 
 Their keys hold what no tensor shape shows. The subtle rules: **aligned or ragged** (every length a whole
-chunk, or one sequence) is part of the key, and the engine passes it as a hint because it would read the offsets
-back otherwise; the size of the state pool is part of the key too, so a request names it, and a profile has it
-from what the engine said.
+chunk, or one sequence) is part of the key, and the engine passes it as a hint because it would read the
+offsets back otherwise; the size of the state pool is part of the key too, so a request names it, and a
+profile has it from what the engine said.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
     from prefetchd.cute.artifacts import find_root
     from prefetchd.cute.engine import attach
     from prefetchd.cute.homes import sites
+    from prefetchd.cute.loading import preload
 
     torch.zeros(1, device="cuda")
     environment = dict(os.environ)
@@ -66,7 +67,8 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
         *(environment.get(f"PREFETCHD_CUTE_{kind}", "").split(",") for kind in ("DICTS", "FUNCTIONS"))
     )
     root = find_root(environment, environment.get("PREFETCHD_CUTE_STORE"))
-    mode, _, took = attach(root, load_target(target), environment, places)
+    took = preload()
+    mode, _ = attach(root, lambda: load_target(target), environment, places)
     if forbidden:
         forbid_compiling()
     from cute_kernels import run

@@ -1,0 +1,172 @@
+"""Serves and observes the CuTe DSL in an engine: what the store holds is loaded, every compile is reported.
+
+The store answers where the library looks for its kernel (`prefetchd/cute/`), so one installation does both. A
+compile is told with its namespace, its key by named fields, its duration and its outcome. The subtle rule: a
+dict's kernel has no name until the library puts it into its dict; only then is the compile's end told, and
+the call it came from read from the frames that are still there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from prefetchd.config import load_settings
+from prefetchd.cute.artifacts import find_root, names
+from prefetchd.cute.calls import Call, Undescribable, describe
+from prefetchd.cute.engine import COMPILER, EngineMode, attach
+from prefetchd.cute.homes import sites
+from prefetchd.cute.hooks import Hooks, Place
+from prefetchd.cute.loading import preload
+from prefetchd.introduction import driver_is_up
+from prefetchd.observing.call_site import call_site
+from prefetchd.targets import Target, probe_target
+
+if TYPE_CHECKING:
+    from prefetchd.observer import Observer
+
+log = logging.getLogger("prefetchd")
+
+# A library is a few calls deep between its entry point and its dict.
+MAX_FRAMES = 64
+
+
+class CuteDslAdaptor:
+    """The engine side of the CuTe DSL, for one observer at a time. `target` where it is known already."""
+
+    name = COMPILER
+
+    def __init__(self, target: Target | None = None, environment: Mapping[str, str] | None = None) -> None:
+        self._target = target
+        self._environment = dict(os.environ if environment is None else environment)
+        self._hooks: Hooks | None = None
+        self._stop = threading.Event()
+        self.mode: EngineMode | None = None
+        # What loading the DSL's own libraries took at `install`; empty where that was left for later.
+        self.preloaded: dict[str, float] = {}
+
+    def install(self, observer: Observer) -> None:
+        """Raises with a text for people where the settings cannot be meant. Imports no DSL that may wait.
+
+        Where this process uses the device already and the store holds something, the DSL's libraries are
+        loaded now, before the engine says it is ready; else with the first kernel.
+        """
+        self.remove()
+        settings = load_settings(self._environment)
+        root = find_root(self._environment, settings.cute_store)
+        places = sites(settings.cute_dicts, settings.cute_functions)
+        stored = bool(names(root))
+        if stored and driver_is_up():
+            # In a process without the device the DSL would take another architecture for its own.
+            self.preloaded = preload()
+        self.mode, self._hooks = attach(
+            root, self._device, self._environment, places, _Reports(observer, self._describe_architecture)
+        )
+        if settings.cute_preload and self.preloaded:
+            self._stop = threading.Event()
+            threading.Thread(
+                target=self.mode.preload_all, args=(self._stop,), name="prefetchd-cute", daemon=True
+            ).start()
+
+    def remove(self) -> None:
+        """Puts the library's own dicts and functions back, with what they hold by now."""
+        self._stop.set()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+
+    def _device(self) -> Target:
+        # The driver is up where a kernel is looked for.
+        return self._target or probe_target(0)
+
+    def _describe_architecture(self) -> str:
+        return self.mode.architecture() if self.mode is not None else ""
+
+
+class _Reports:
+    """What the engine's mode tells, as the observer takes it."""
+
+    def __init__(self, observer: Observer, architecture: Any) -> None:
+        self._observer, self._architecture = observer, architecture
+
+    def began(self, place: Place | None, name: str, subject: Any) -> int:
+        """See `Listener`."""
+        return self._observer.started(COMPILER, key=name, site=call_site(sys._getframe(1)))
+
+    def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
+        """See `Listener`."""
+        parts, rebuild = {}, None
+        if place is not None and name:
+            parts, rebuild = parts_of(place), self._rebuild(place, name)
+        self._observer.ended(token, seconds=seconds, ok=ok, key=name, rebuild=rebuild, parts=parts)
+        self._observer.enforce()
+
+    def loaded(self, place: Place, name: str, seconds: float) -> None:
+        """See `Listener`."""
+        self._observer.hit(COMPILER, name)
+        self._observer.loaded(COMPILER, name, seconds)
+
+    def _rebuild(self, place: Place, name: str) -> dict[str, Any] | None:
+        try:
+            from prefetchd.compilers.cute_dsl_records import recorded
+
+            call = call_of_module(place.site.module, sys._getframe(1)) if place.site.kind == "dict" else None
+            return recorded(place, name, self._architecture(), call)
+        except Exception as error:
+            log.info("prefetchd: %s is recorded without what rebuilds it: %s", place.site.namespace, error)
+            return None
+
+
+def parts_of(place: Place) -> dict[str, str]:
+    """A key by named fields: a function's arguments by name, a dict's by position."""
+    parts = {"kernel": place.site.namespace, "compile": str(place.number)}
+    for index, item in enumerate(place.node[1:] if place.node[0] == "T" else [place.node]):
+        named = place.site.kind == "function" and item[0] == "T" and len(item) == 3
+        parts[item[1][1] if named else f"[{index}]"] = _shown(item[2] if named else item)
+    return parts
+
+
+def _shown(node: list[Any]) -> str:
+    if node[0] == "T":
+        return f"({', '.join(_shown(each) for each in node[1:])})"
+    if node[0] == "f":
+        return str(float.fromhex(node[1]))
+    return str(node[1]) if len(node) > 1 else {"n": "None", "D": "device"}[node[0]]
+
+
+def call_of_module(module: str, frame: FrameType | None) -> Call | None:
+    """The outermost call of a function of this module that is running, as data; None if there is none.
+
+    Its arguments are what its frame's variables hold now; where the function has changed one since, what is
+    made from the record has another key and is refused.
+    """
+    found: FrameType | None = None
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        if frame.f_globals.get("__name__") == module and _is_function(frame):
+            found = frame
+        frame = frame.f_back
+    if found is None:
+        return None
+    code = found.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    arguments = {name: found.f_locals[name] for name in code.co_varnames[:count] if name in found.f_locals}
+    try:
+        return describe(module, code.co_qualname, arguments)
+    except Undescribable as error:
+        log.info("prefetchd: a call of %s.%s is not kept: %s", module, code.co_qualname, error)
+        return None
+
+
+def _is_function(frame: FrameType) -> bool:
+    """Whether the frame runs a function that the module's name leads to, not a closure or a method."""
+    found: Any = frame.f_globals
+    for part in frame.f_code.co_qualname.split("."):
+        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
+    return getattr(found, "__code__", None) is frame.f_code

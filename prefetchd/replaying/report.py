@@ -13,10 +13,10 @@ class Replayed(msgspec.Struct, kw_only=True):
     """What `replay --json` prints. `records` are variants, each counted once however many logs name it.
 
     Of these, `foreign` (made under another fingerprint or on another device, with no request that can be
-    traced here) and `engine_failed` (the engine's own compile of it failed) are left alone and are no fault;
+    traced here), `engine_failed`, `planned` and `others` (`selection.Left`) are left alone and are no fault;
     `refused` ones cannot be replayed, for the reasons in `problems`. `variants` are the keys wanted here, by
     traces and from records: `present` in the cache before, `compiled`, or `failed`. `uncovered` counts
-    records whose request was traced and still compiles.
+    requests that could not be traced, or still compile.
     """
 
     target: str
@@ -26,6 +26,8 @@ class Replayed(msgspec.Struct, kw_only=True):
     unreadable: int = 0
     foreign: int = 0
     engine_failed: int = 0
+    planned: int = 0
+    others: int = 0
     refused: int = 0
     # Requests traced, and jobs made of a record alone.
     requests: int = 0
@@ -56,9 +58,16 @@ def lines(replayed: Replayed) -> Iterator[str]:
     """The report for a person, problems left out."""
     yield (
         f"{replayed.records} records in {len(replayed.logs)} logs: {replayed.requests} requests traced, "
-        f"{replayed.rebuilt} rebuilt from their record, {replayed.foreign} of another fingerprint or device, "
-        f"{replayed.engine_failed} failed in the engine, {replayed.refused} refused"
+        f"{replayed.rebuilt} rebuilt from their record, {replayed.refused} refused"
     )
+    left = {
+        "of another fingerprint or device": replayed.foreign,
+        "failed in the engine": replayed.engine_failed,
+        "were ready": replayed.planned,
+        "of other libraries": replayed.others,
+    }
+    if any(left.values()):
+        yield "left alone: " + ", ".join(f"{count} {what}" for what, count in left.items() if count)
     yield (
         f"{replayed.variants} variants: {replayed.present} in the cache, compiled {replayed.compiled}, "
         f"failed {replayed.failed}; {replayed.uncovered} records not covered"

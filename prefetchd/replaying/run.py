@@ -25,7 +25,15 @@ from prefetchd.pipeline import Ending, JobOutcome, compile_all
 from prefetchd.progress import Progress
 from prefetchd.provider import Provider
 from prefetchd.replaying.report import Replayed
-from prefetchd.replaying.selection import KeyId, Rebuilder, Traceable, split, traceable, with_cost
+from prefetchd.replaying.selection import (
+    KeyId,
+    Rebuilder,
+    Traceable,
+    left_alone,
+    split,
+    traceable,
+    with_cost,
+)
 from prefetchd.replaying.winners import COMPILER as TUNED
 from prefetchd.replaying.winners import seed, winners_beside
 from prefetchd.shapelog import Merged, Record, log_files
@@ -122,8 +130,9 @@ class _Replay:
         records = []
         for record in merged:
             replayed.records += 1
-            if not record.ok:
-                replayed.engine_failed += 1
+            left = left_alone(record)
+            if left is not None:
+                setattr(replayed, left, getattr(replayed, left) + 1)
                 continue
             records.append(record)
             replayed.engine_s += record.seconds

@@ -14,6 +14,7 @@ import argparse
 import os
 import resource
 import sys
+from collections import Counter
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import encode_sweeps
 from prefetchd.provider import PROVIDER_GROUP
-from prefetchd.replaying.selection import Asked, Rebuilder, split, traceable
+from prefetchd.replaying.selection import Asked, Rebuilder, left_alone, split, traceable
 from prefetchd.shapelog import Merged, Record, log_files
 from prefetchd.targets import Target
 
@@ -68,14 +69,18 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
 
     rebuilder = Rebuilder(question.target, load)
     asked: list[Asked] = []
-    records = failed = payload = 0
+    left: Counter[str] = Counter()
+    records = payload = 0
     for record in merged:
         records += 1
-        if not record.ok:
-            failed += 1
-        elif records - failed <= MAX_RECORDS and payload < MAX_PAYLOAD:
+        reason = left_alone(record)
+        if reason is not None:
+            left[reason] += 1
+        elif records - left.total() <= MAX_RECORDS and payload < MAX_PAYLOAD:
             payload += len(msgspec.json.encode(record.rebuild))
             asked += _add(record, rebuilder, providers)
+        else:
+            left["too_many"] += 1
     sites = traceable(asked)
     encoded = {
         name: encode_sweeps(site.sweep for site in sites if site.provider == name)
@@ -90,8 +95,8 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
             "requests": sum(len(site.sweep) for site in sites),
             "foreign": rebuilder.foreign,
             "refused": rebuilder.refused.count,
-            "failed_in_engine": failed,
             "unreadable": merged.problems.count,
+            **left,
         },
         reasons=[
             *merged.problems.first[:MAX_REASONS],

@@ -9,6 +9,7 @@ other, and is told by name with its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,21 @@ KeyId = tuple[str, str]
 MAX_PROBLEMS = 1000
 # Of what a record says of itself, what a message repeats.
 SHOWN = 120
+
+
+# Seen by the observer for people alone: what other libraries build by nvcc in caches of their own.
+OBSERVED_ONLY = frozenset({"nvcc"})
+
+
+class Left(StrEnum):
+    """Why a record is left alone, and that is no fault."""
+
+    # The engine's own compile of it failed, and so would ours.
+    ENGINE_FAILED = "engine_failed"
+    # Found ready: nothing was compiled, so nothing rebuilds it. Its planner asks for it again.
+    PLANNED = "planned"
+    # No cache that we know.
+    OTHERS = "others"
 
 
 class Asked(NamedTuple):
@@ -62,6 +78,15 @@ def name_of(record: Record) -> str:
     """For people: the variant as its library calls it, else what compiled it."""
     name = record.key or record.job_digest or "a variant without a name"
     return f"{record.compiler} {name}"[:SHOWN]
+
+
+def left_alone(record: Record) -> Left | None:
+    """The reason, if the record is not to be replayed at all."""
+    if record.compiler in OBSERVED_ONLY:
+        return Left.OTHERS
+    if record.cause == "planned" and record.rebuild is None and record.request is None:
+        return Left.PLANNED
+    return None if record.ok else Left.ENGINE_FAILED
 
 
 def split(records: Iterable[Record], providers: Container[str]) -> tuple[list[Asked], list[Record]]:

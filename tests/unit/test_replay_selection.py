@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job, NotRebuildable, fingerprint_id
-from prefetchd.replaying.selection import MAX_PROBLEMS, Rebuilder, split, traceable
+from prefetchd.replaying.selection import MAX_PROBLEMS, Left, Rebuilder, left_alone, split, traceable
 from prefetchd.shapelog import Record
 from prefetchd.targets import load_target
 
@@ -155,3 +155,18 @@ def test_refusals_are_all_counted_and_some_told(rebuilder: Rebuilder) -> None:
 
     assert rebuilder.refused.count == MAX_PROBLEMS + 10
     assert len(rebuilder.refused.problems) == MAX_PROBLEMS
+
+
+@pytest.mark.parametrize(
+    ("left", "reason"),
+    [
+        (record("a", ok=False), Left.ENGINE_FAILED),
+        (record("a", compiler="nvcc"), Left.OTHERS),
+        (record("a", rebuild=None, cause="planned"), Left.PLANNED),
+        (record("a", rebuild=None, cause="late"), None),
+        (record("a", cause="planned"), None),
+        (gemm(1, rebuild=None, cause="planned"), None),
+    ],
+)
+def test_what_is_left_alone_is_no_fault(left: Record, reason: Left | None) -> None:
+    assert left_alone(left) is reason

@@ -70,8 +70,10 @@ def test_every_prompt_of_the_first_start_returns_and_its_compiles_are_logged(
     first = run(model).first
 
     assert first.tokens == [STEPS] * 5
-    assert first.records
-    print(f"{model}: first start {first.up_s} s, {len(first.records)} engine compiles")
+    assert first.compiles()
+    print(
+        f"{model}: first start {first.up_s} s, {len(first.compiles())} engine compiles, {first.cute} in CuTe"
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -79,9 +81,9 @@ def test_start_after_the_replay_compiles_nothing(run: Callable[[str], Run], mode
     second = run(model).second
 
     assert second.tokens == [STEPS] * 5
-    assert [(record.compiler, record.site, record.changed) for record in second.records] == []
+    assert second.compiles() == []
     assert second.new_entries == 0
-    print(f"{model}: replayed start {second.up_s} s, 0 engine compiles")
+    print(f"{model}: replayed start {second.up_s} s, 0 engine compiles, {second.cute} in CuTe")
 
 
 def test_warm_up_of_deep_gemm_is_skipped_where_the_daemon_vouches_for_it(run: Callable[[str], Run]) -> None:
@@ -92,7 +94,7 @@ def test_warm_up_of_deep_gemm_is_skipped_where_the_daemon_vouches_for_it(run: Ca
         place.end_daemon()
 
     assert "warm-up of them is skipped" in third.log
-    assert third.records == []
+    assert third.compiles() == []
 
 
 def test_daemon_killed_while_serving_costs_nothing_and_the_next_one_catches_up(

@@ -113,7 +113,6 @@ class NvccAdaptor:
             return
         self._cells.renew(self._spool.word)
         os.environ[STAND_IN_SPOOL_VARIABLE] = str(self._spool.directory)
-        self._recorder.every_second(self._look)
 
     def _changed(self, call: Call, failing: bool) -> None:
         """On the engine's thread, after a call in which the word changed."""

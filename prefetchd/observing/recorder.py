@@ -160,6 +160,9 @@ class Recorder:
         """Writes what waits, for so long at most; later reports are dropped."""
         if self.closed:
             return
+        if self._ticks:
+            # A forked child has no thread until it reports something; its last look takes place all the same.
+            self.start()
         self.closed = True
         self._queue.put(None)
         if self._thread is not None and self._thread is not threading.current_thread():

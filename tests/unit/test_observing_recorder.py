@@ -277,6 +277,23 @@ def test_a_forked_child_writes_by_a_thread_of_its_own(make: Callable[..., Record
     assert len({line.process for line in found}) == 2
 
 
+def test_a_forked_child_that_reported_nothing_has_no_thread_and_looks_once_more(
+    make: Callable[..., Recorder], tmp_path: Path
+) -> None:
+    recorder = make()
+    recorder.every_second(lambda: (tmp_path / f"looked.{os.getpid()}").touch())
+
+    child = os.fork()
+    if child == 0:
+        recorder.forget_parent()
+        threads = [thread for thread in threading.enumerate() if thread.name == "prefetchd-observer"]
+        recorder.close(LIMIT_S)
+        os._exit(len(threads))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (tmp_path / f"looked.{child}").exists()
+
+
 def test_what_waits_at_the_interpreters_exit_is_written(tmp_path: Path) -> None:
     program = f"""
 import atexit

@@ -1,12 +1,14 @@
 """Small libraries of CuTe kernels, written as real ones are, for the tests of the CuTe compiler.
 
-Three ways of keeping compiled kernels occur: a function under `functools.cache` whose arguments are the key, with
-fake tensors and TVM-FFI (`scale`); a module's dict with TVM-FFI and static sizes in the key (`kda_decode`, as
-cuLA has it); a module's dict of the DSL's own functions, compiled from the first call's tensors, whose key says
-whether all sequences are whole chunks (`kda_prefill`, as TensorRT-LLM has it).
-"""
+Three ways of keeping compiled kernels occur: a function under `functools.cache` whose arguments are the key,
+with fake tensors and TVM-FFI (`scale`); a module's dict with TVM-FFI and static sizes in the key (`kda_decode`,
+as cuLA has it); a module's dict of the DSL's own functions, compiled from the first call's tensors, whose key
+says whether all sequences are whole chunks (`kda_prefill`, as TensorRT-LLM has it).
 
-from __future__ import annotations
+The DSL reads annotations itself, and 4.4 does not read them as text: so none are postponed here, and a kernel's
+functions have those that the DSL knows and no others.
+"""
+# ruff: noqa: ANN
 
 import functools
 import sys
@@ -259,7 +261,7 @@ def run(what: str) -> None:
 CALLS = ("scale", "scale.bfloat16", "decode", "prefill.aligned", "prefill.ragged")
 
 
-# The same under the names that the providers' requests have, with the arguments of the libraries they imitate.
+# The same under the names that requests have, with the arguments of the libraries they imitate.
 
 
 def chunk_kda(

@@ -1,4 +1,4 @@
-"""An engine's environment with a store of CuTe kernels, and what works on it, under one version of the DSL."""
+"""An engine's environment with a store of CuTe kernels, and what works on it, under one line of the DSL."""
 
 from __future__ import annotations
 

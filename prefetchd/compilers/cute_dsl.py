@@ -53,6 +53,7 @@ from prefetchd.cute.fingerprint import (
 from prefetchd.cute.homes import Site, SiteError, sites
 from prefetchd.cute.hooks import Hooks, Mode, Place
 from prefetchd.cute.loading import export, kind_of, load
+from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
 from prefetchd.store import publish_directory
 from prefetchd.targets import Target
@@ -109,6 +110,7 @@ class CuteDsl(ForkedCompiler):
         """See `Compiler`. Imports the DSL for the target's architecture and no other."""
         self.fingerprint()
         pin_architecture(self.architecture)
+        survive_forks()
 
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:

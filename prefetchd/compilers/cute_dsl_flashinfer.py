@@ -36,6 +36,7 @@ from prefetchd.compilers.cute_dsl_objects import check_architecture
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
 from prefetchd.cute.fingerprint import architecture_of, versions
+from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
 from prefetchd.store import publish_directory, quarantine
 from prefetchd.targets import Target
@@ -115,6 +116,7 @@ class FlashInferCute(ForkedCompiler):
         """See `Compiler`."""
         if self.fingerprint():
             pin_architecture(self.architecture)
+            survive_forks()
 
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:

@@ -63,8 +63,7 @@ WHY = {
     "planned": "it was ready: published before the engine reached it",
 }
 NOW = {
-    # To a tool, which has no directories, today's daemon says no more.
-    State.UNKNOWN: "does not say: it does not know it, or tells its state to attached engines alone",
+    State.UNKNOWN: "does not know it, or no engine is attached that would need it",
     State.QUEUED: "is going to compile it",
     State.COMPILING: "is compiling it",
     State.PUBLISHED: "has published it",

@@ -53,6 +53,8 @@ _KEY_STATES = {
     "published": State.PUBLISHED,
     "failed": State.FAILED,
 }
+# From least to most that can be told of a key known to several engines.
+_FURTHEST = (State.UNKNOWN, State.FAILED, State.QUEUED, State.COMPILING, State.PUBLISHED)
 _REQUEST_STATES = {
     "unknown": State.UNKNOWN,
     "queued": State.QUEUED,
@@ -203,8 +205,7 @@ class Reception:
         node = self._node
         now = node.clock()
         if peer.rank is None:
-            unknown = (State.UNKNOWN,) * len(query.keys)
-            node.send(peer, Answer(id=query.id, keys=unknown))
+            node.send(peer, Answer(id=query.id, keys=self._states_anywhere(query)))
             return
         states: dict[str, tuple[State, ...]] = {}
         asks = []
@@ -227,6 +228,19 @@ class Reception:
         token = OpenQuery(peer.identity, query.id, states)
         until = now + query.deadline_s if query.priority is not None and query.deadline_s else None
         node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
+
+    def _states_anywhere(self, query: Query) -> tuple[State, ...]:
+        """To a tool, which has no directories of its own: how far a key is for the engine that is best off."""
+        node = self._node
+        ranks = node.peers.ranks()
+        return tuple(
+            max(
+                (_KEY_STATES[node.broker.key_status(rank, (name.compiler, name.key)).state] for rank in ranks),
+                key=_FURTHEST.index,
+                default=State.UNKNOWN,
+            )
+            for name in query.keys
+        )
 
     def answer(self, answer: BrokerAnswer) -> None:
         """Sends what the broker found for a query."""

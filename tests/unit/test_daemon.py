@@ -20,6 +20,7 @@ from prefetchd.protocol import (
     Goodbye,
     Heartbeat,
     HeartbeatAnswer,
+    Hello,
     HelloWanted,
     KeyName,
     Published,
@@ -28,6 +29,7 @@ from prefetchd.protocol import (
     State,
     Stats,
     StatsQuery,
+    Welcome,
     encode_sweeps,
 )
 from prefetchd.protocol import Priority as Urgency
@@ -178,6 +180,23 @@ def test_urgent_query_is_answered_at_its_deadline_though_nothing_moves(place: Pl
 
     run(scenario())
     assert place.leftovers() == []
+
+
+def test_tool_that_asks_hears_how_far_a_key_is_for_the_engine_that_is_best_off(place: Place) -> None:
+    async def scenario() -> None:
+        async with place.serving():
+            engine, tool = Engine(place.address), Engine(place.address)
+            await engine.attach(place.root())
+            await engine.send(plan(1, 1))
+            await engine.next(Settled)
+            await tool.send(Hello(engine="explain", pid=os.getpid(), generation="a tool"))
+            await tool.next(Welcome)
+            await tool.send(Query(id=7, keys=(KeyName("shell", "key1"), KeyName("shell", "never"))))
+            assert (await tool.next(Answer)).keys == (State.PUBLISHED, State.UNKNOWN)
+            engine.close()
+            tool.close()
+
+    run(scenario())
 
 
 def test_compile_that_fails_is_told_with_its_reason_and_settles_the_plan(place: Place) -> None:

@@ -230,12 +230,11 @@ class Reception:
         node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
 
     def _states_anywhere(self, query: Query) -> tuple[State, ...]:
-        """To a tool, which has no directories of its own: how far a key is for the engine that is best off."""
-        node = self._node
-        ranks = node.peers.ranks()
+        """To a tool, which has no directories of its own: how far a key is for the best-off engine."""
+        broker, ranks = self._node.broker, self._node.peers.ranks()
         return tuple(
             max(
-                (_KEY_STATES[node.broker.key_status(rank, (name.compiler, name.key)).state] for rank in ranks),
+                (_KEY_STATES[broker.key_status(rank, (name.compiler, name.key)).state] for rank in ranks),
                 key=_FURTHEST.index,
                 default=State.UNKNOWN,
             )

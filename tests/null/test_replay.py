@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from replaying import Machine
+from serving import serving
 from warming import NEW, Bench, Line
 
 from prefetchd.shapelog import MAX_LINE_BYTES
@@ -159,6 +160,22 @@ def test_directory_without_logs_is_an_error_that_says_where_they_come_from(
 ) -> None:
     with pytest.raises(AssertionError, match="PREFETCHD_LOG_DIR"):
         newer.replay(tmp_path)
+
+
+def test_daemon_replays_its_logs_for_an_engine_that_attaches(newer: Machine) -> None:
+    newer.engine(*CALLS)
+    variants = len(newer.records())
+    newer.cache = "second"
+    cache = Path(newer.environment()["DG_JIT_CACHE_DIR"])
+    newer.bench.nvcc.behave()
+    with serving(newer.bench, {"PREFETCHD_LOG_DIR": str(newer.logs)}) as served:
+        with served.engine(cache=cache) as engine:
+            engine.start()
+            served.until(lambda: served.stats()["tables"]["replay"] and served.figure("ready"))
+        replayed = served.stats()["tables"]["replay"]
+
+    assert replayed["records"] == replayed["jobs"] == len(list((cache / "cache").iterdir())) == variants
+    assert newer.engine(*CALLS, forbid=True)["failed"] == []
 
 
 @pytest.mark.slow

@@ -308,8 +308,8 @@ def pin_architecture(architecture: str) -> None:
 def _answer_for_the_device() -> None:
     """How many clusters fit on the device at once, which the DSL asks a kernel on the device.
 
-    One block a cluster: as many as there are multiprocessors, exactly. Larger ones: what divides evenly, which
-    a device with groups of multiprocessors of unequal size may undercut; its engine then finds nothing.
+    One block a cluster: as many as there are multiprocessors, exactly. Larger ones: what divides evenly; a
+    device with groups of multiprocessors of unequal size may have fewer, and its engine then finds nothing.
     """
     hardware: Any = import_module("cutlass.utils").HardwareInfo
 

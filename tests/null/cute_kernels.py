@@ -2,8 +2,8 @@
 
 Three ways of keeping compiled kernels occur: a function under `functools.cache` whose arguments are the key,
 with fake tensors and TVM-FFI (`scale`); a module's dict with TVM-FFI and static sizes in the key, as cuLA has
-it (`kda_decode`); a module's dict of the DSL's own functions, compiled from the first call's tensors, whose key
-says whether all sequences are whole chunks, as TensorRT-LLM has it (`kda_prefill`).
+it (`kda_decode`); a module's dict of the DSL's own functions, compiled from the first call's tensors, whose
+key says whether all sequences are whole chunks, as TensorRT-LLM has it (`kda_prefill`).
 
 The DSL reads annotations itself, and 4.4 does not read them as text: so none are postponed here, and a
 kernel's functions have those that the DSL knows and no others.

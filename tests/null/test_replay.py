@@ -246,3 +246,24 @@ def test_function_outside_of_the_allowed_packages_is_refused_and_never_imported(
     assert replay.counts("compiled", "refused") == (1, 1)
     assert "evil lies in no allowed package" in replay.reasons[0]
     assert not (newer.bench.place / "imported").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_daemon_replays_triton_and_seeds_winners_without_a_provider(newer: Machine) -> None:
+    first = newer.engine("commit", "tuned", measure=True)
+    newer.without_providers()
+    newer.cache = "second"
+    newer.bench.nvcc.behave()
+    # It does not say where its Triton looks, so that this is where the daemon's does.
+    with serving(newer.bench, newer.environment()) as served:
+        with served.engine() as engine:
+            engine.start()
+            served.until(lambda: served.stats()["tables"]["replay"] and served.figure("ready"))
+        replayed = served.stats()["tables"]["replay"]
+    second = newer.engine("commit", "tuned", measure=True, forbid=True)
+
+    assert (first["failed"], second["failed"]) == ([], [])
+    assert replayed["jobs"] == replayed["records"] == first["figures"]["triton.compiles"]
+    assert replayed["winners_seeded"] == first["figures"]["triton.benchmarks"] == 2
+    assert second["figures"].get("triton.benchmarks", 0) == 0

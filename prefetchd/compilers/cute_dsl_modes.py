@@ -82,6 +82,9 @@ class Recorder:
     def unkeyable(self, site: Site, reason: str) -> None:
         """See `Mode`: what follows is a compile without a place, which the proof will call a miss."""
 
+    def installed(self, site: Site) -> None:
+        """See `Mode`."""
+
     def _add(self, place: Place, call: Call | None) -> None:
         name = self._name_of(place)
         if name not in self.variants:
@@ -126,6 +129,9 @@ class Refuser:
     def unkeyable(self, site: Site, reason: str) -> None:
         """See `Mode`."""
 
+    def installed(self, site: Site) -> None:
+        """See `Mode`."""
+
     def _load(self, place: Place) -> Any | None:
         found: Found | None = find(self._root, self._recorder._name_of(place))
         return load(found.path, found.artifact) if found is not None else None
@@ -157,6 +163,9 @@ class CompileOne:
         return StandIn(run)
 
     def unkeyable(self, site: Site, reason: str) -> None:
+        """See `Mode`."""
+
+    def installed(self, site: Site) -> None:
         """See `Mode`."""
 
     def _wanted(self, place: Place) -> bool:

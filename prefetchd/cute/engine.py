@@ -127,6 +127,13 @@ class EngineMode:
         if not self._count("unkeyable"):
             log.warning("prefetchd: a key of %s cannot be kept: %s", site.namespace, reason)
 
+    def installed(self, site: Site) -> None:
+        """See `Mode`: reads the kernels' sources now, as their module is imported, not with a request."""
+        try:
+            source_fingerprint(site.sources)
+        except Exception as error:
+            log.info("prefetchd: %s has no source here: %s", site.namespace, error)
+
     def name_of(self, place: Place) -> str:
         """The entry under which a helper publishes this compile; empty when that cannot be said."""
         try:

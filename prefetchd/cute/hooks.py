@@ -59,6 +59,10 @@ class Mode(Protocol):
         """A key of this site has no canonical form."""
         ...
 
+    def installed(self, site: Site) -> None:
+        """The site's module is there and patched; nothing was asked yet."""
+        ...
+
 
 class StoreDict(dict[Any, Any]):
     """A library's kernel cache that asks the mode for what it lacks, and tells it what it is given.
@@ -164,6 +168,7 @@ class Hooks:
             log.info("prefetchd: %s is no %s here and is left alone", site.namespace, site.kind)
             return
         setattr(module, site.attribute, ours)
+        self._mode.installed(site)
 
         def undo() -> None:
             if getattr(module, site.attribute, None) is ours:

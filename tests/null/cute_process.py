@@ -72,8 +72,11 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
     if forbidden:
         forbid_compiling()
     from cute_kernels import run
+    from cutlass.base_dsl.dsl import BaseDSL
 
-    ticks = Ticker()
+    from prefetchd.cute import engine as engine_module
+
+    ticks, loads, compiles = Ticker(), Windows(engine_module, "load"), Windows(BaseDSL, "_func")
     with ticks:
         for call in calls:
             run(call)
@@ -83,7 +86,8 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
         "loads_ms": [round(1000 * seconds, 2) for seconds in mode.seconds["load"]],
         "compiles_s": [round(seconds, 3) for seconds in mode.seconds["compile"]],
         "runtimes_s": {name: round(seconds, 3) for name, seconds in took.items()},
-        "longest_wait_ms": round(1000 * ticks.longest, 1),
+        "wait_while_loading_ms": ticks.longest_ms(loads),
+        "wait_while_compiling_ms": ticks.longest_ms(compiles),
     }
 
 
@@ -97,11 +101,28 @@ def forbid_compiling() -> None:
     BaseDSL._func = refuse
 
 
+class Windows:
+    """When something ran, by wrapping it; on the clock of `Ticker`."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.spans: list[tuple[float, float]] = []
+        before = getattr(owner, name)
+
+        def timed(*args: Any, **known: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return before(*args, **known)
+            finally:
+                self.spans.append((begun, time.perf_counter()))
+
+        setattr(owner, name, timed)
+
+
 class Ticker:
-    """A thread that wants to run every millisecond, and the longest it had to wait for it."""
+    """A thread that wants to run every millisecond, and how long it had to wait for it."""
 
     def __init__(self) -> None:
-        self.longest = 0.0
+        self._waits: list[tuple[float, float]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
@@ -113,11 +134,20 @@ class Ticker:
         self._stop.set()
         self._thread.join()
 
+    def longest_ms(self, windows: Windows) -> float:
+        """The longest wait any part of which fell into one of the windows."""
+        waits = [
+            end - begin - 0.001
+            for begin, end in self._waits
+            if any(begin < until and since < end for since, until in windows.spans)
+        ]
+        return round(1000 * max(waits, default=0.0), 1)
+
     def _tick(self) -> None:
         last = time.perf_counter()
         while not self._stop.wait(0.001):
             now = time.perf_counter()
-            self.longest = max(self.longest, now - last - 0.001)
+            self._waits.append((last, now))
             last = now
 
 

@@ -84,6 +84,9 @@ class Store:
     def unkeyable(self, site: Site, reason: str) -> None:
         self.odd.append(reason)
 
+    def installed(self, site: Site) -> None:
+        pass
+
 
 def installed(mode: Any) -> Hooks:
     hooks = Hooks(mode, [TABLE, FUNCTION])

@@ -116,24 +116,15 @@ def traceable(asked: Iterable[Asked]) -> list[Traceable]:
 
 
 class Rebuilder:
-    """Makes jobs of records, for one target. `load` gives a compiler and raises `CompilerUnavailable`.
+    """Makes jobs of records, for one target. `load` gives a compiler and raises `CompilerUnavailable`."""
 
-    `fingerprint` names a compiler's own fingerprint, where the caller knows it better than the compiler.
-    """
-
-    def __init__(
-        self,
-        target: Target,
-        load: Callable[[str], Compiler],
-        fingerprint: Callable[[str], str | None] = lambda name: None,
-    ) -> None:
+    def __init__(self, target: Target, load: Callable[[str], Compiler]) -> None:
         self.jobs: dict[KeyId, Job] = {}
         self.refused = Refusals()
         # Made under another fingerprint or on another device: kept in the log, of no use here.
         self.foreign = 0
         self._target = target
         self._load = load
-        self._known = fingerprint
         self._fingerprints: dict[str, str] = {}
 
     def add(self, record: Record) -> bool:
@@ -178,8 +169,7 @@ class Rebuilder:
         if record.capability not in (0, target.capability) or record.sm_count not in (0, target.sm_count):
             return True
         if name not in self._fingerprints:
-            known = self._known(name)
-            self._fingerprints[name] = fingerprint_id(compiler.fingerprint()) if known is None else known
+            self._fingerprints[name] = fingerprint_id(compiler.fingerprint())
         return record.fingerprint != self._fingerprints[name]
 
 

@@ -1,9 +1,9 @@
 """What an engine waits for FlashInfer's CuTe kernels: loaded from the store, and compiled by itself.
 
-On the null device, in fresh processes: a warm-up fills the store; then an engine that may not compile makes one
-call of each kind, and another without a store makes the same calls. Reported are each load and each compile, the
-cold start of the DSL's own libraries beside them, and how long a thread that wants to run every millisecond had
-to wait for the interpreter meanwhile.
+On the null device, in fresh processes: a warm-up fills the store; then an engine that may not compile makes
+one call of each kind, and another without a store makes the same calls. Reported are each load and each
+compile, the cold start of the DSL's own libraries beside them, and how long a thread that wants to run every
+millisecond had to wait for the interpreter meanwhile.
 
     python bench/cute_load.py [--target b200] [--json FILE]
 """

@@ -96,7 +96,7 @@ class _Reports:
 
     def began(self, place: Place | None, name: str, subject: Any) -> int:
         """See `Listener`."""
-        return self._observer.started(COMPILER, key=name, site=call_site(sys._getframe(1)))
+        return self._observer.started(COMPILER, key=name, site=call_site(_outside(sys._getframe(1))))
 
     def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
         """See `Listener`."""
@@ -120,6 +120,13 @@ class _Reports:
         except Exception as error:
             log.info("prefetchd: %s is recorded without what rebuilds it: %s", place.site.namespace, error)
             return None
+
+
+def _outside(frame: FrameType | None) -> FrameType | None:
+    """The first frame behind the hooks: ours, the DSL's, and the null device's where that is in between."""
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(("prefetchd", "cutlass")):
+        frame = frame.f_back
+    return frame
 
 
 def parts_of(place: Place) -> dict[str, str]:

@@ -91,6 +91,56 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
     }
 
 
+def observed(target: str, calls: list[str]) -> dict[str, Any]:
+    """An engine whose compiles are observed; its records, as a shape log has them."""
+    import torch
+
+    from prefetchd.observer import Observer
+    from prefetchd.observing.cute_dsl import CuteDslAdaptor
+    from prefetchd.shapelog import encode_record
+
+    torch.zeros(1, device="cuda")
+    sink = Sink()
+    observer = Observer(sink)
+    adaptor = CuteDslAdaptor()
+    adaptor.install(observer)
+    from cute_kernels import run
+
+    for call in calls:
+        run(call)
+        run(call)
+    adaptor.remove()
+    run(calls[0])
+    return {
+        "records": [encode_record(record).decode() for record in sink.records],
+        "figures": observer.figures(),
+        "preloaded": sorted(adaptor.preloaded),
+        "open": len(observer.running()),
+    }
+
+
+class Sink:
+    """Keeps the records."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def record(self, record: Any) -> None:
+        self.records.append(record)
+
+    def began(self, _started: Any) -> None:
+        pass
+
+    def over(self, _token: int) -> None:
+        pass
+
+    def event(self, _event: Any) -> None:
+        pass
+
+    def winner(self, _winner: Any) -> None:
+        pass
+
+
 def forbid_compiling() -> None:
     """Below all hooks of ours: what would really compile fails."""
     from cutlass.base_dsl.dsl import BaseDSL
@@ -153,13 +203,15 @@ class Ticker:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=["capture", "forbid", "engine", "engine-forbidden"])
+    parser.add_argument("mode", choices=["capture", "forbid", "engine", "engine-forbidden", "observed"])
     parser.add_argument("--target", required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("calls", nargs="+")
     arguments = parser.parse_args()
     if arguments.mode.startswith("engine"):
         answer = engine(arguments.target, arguments.calls, forbidden=arguments.mode != "engine")
+    elif arguments.mode == "observed":
+        answer = observed(arguments.target, arguments.calls)
     else:
         answer = trace(arguments.mode, arguments.target, arguments.scratch, arguments.calls)
     print(json.dumps(answer))

@@ -1,0 +1,107 @@
+"""FlashInfer's KDA and GDN kernels through `warm`, and an engine with FlashInfer that may not compile."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flashinfer")
+
+from prefetchd.null_device import launcher
+from prefetchd.targets import load_target
+
+HERE = Path(__file__).parent
+PREFETCHD = Path(sys.executable).with_name("prefetchd")
+LIMIT_S = 900
+FIRST_LOAD_MS, LATER_LOAD_MS, WAIT_MS = 100, 10, 20
+KINDS = {"compile", "_compile_k1", "_compile_k2"}
+OWN = {"gdn_blackwell_prefill", "gdn_qk_l2norm", "fused_kda_decode"}
+
+
+def environment(place: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(place),
+        "XDG_CACHE_HOME": str(place / "cache"),
+        "FLASHINFER_WORKSPACE_BASE": str(place),
+    }
+
+
+def warm(place: Path, target: str, profile: Path, *options: str) -> dict[str, Any]:
+    providers = ("--provider", "kda_cute", "--provider", "gdn_cute")
+    command = [str(PREFETCHD), "warm", "--target", target, "--profile", str(profile), *providers]
+    done = subprocess.run(
+        [*command, "--max-tokens", "256", "--json", *options],
+        env=environment(place), cwd=place, capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def engine(place: Path, target: str, profile: Path) -> dict[str, Any]:
+    child = launcher.environment(load_target(target), environment(place), integer_ops=True)
+    script = str(HERE / "cute_flashinfer_process.py")
+    done = subprocess.run(
+        [sys.executable, script, "--target", target, "--profile", str(profile)],
+        env=child, cwd=place, capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("target", "architecture"), [("b200", "100a"), ("b300", "103a")])
+def test_kda_and_gdn_are_compiled_without_a_gpu_and_served_without_a_compile(
+    tmp_path: Path, target: str, architecture: str
+) -> None:
+    profile = HERE / "flashinfer.profile.toml"
+
+    answer = warm(tmp_path, target, profile)
+    again = warm(tmp_path, target, profile)
+    served = engine(tmp_path, target, profile)
+
+    figures = answer["providers"].values()
+    assert sum(each["compiled"] for each in figures) == len(KINDS) + len(OWN)
+    assert sum(each["uncovered"] + each["failed"] for each in figures) == 0
+    assert sum(each["compiled"] for each in again["providers"].values()) == 0
+    stored = {
+        path.parent.name.rpartition("-")[0] for path in tmp_path.glob("cache/prefetchd/cute/*/kernel.o")
+    }
+    own = {
+        path.parent.name.partition("_sm")[0] for path in tmp_path.rglob(f"{architecture}/cached_ops/*/*.o")
+    }
+    assert (stored, own) == (KINDS, OWN)
+    assert served["failures"] == []
+    assert served["counts"] == {"hit": len(KINDS)}
+    loads = [*served["loads_ms"], *served["own_loads_ms"]]
+    assert loads[0] <= FIRST_LOAD_MS
+    assert max(loads[1:]) <= LATER_LOAD_MS
+    assert served["wait_while_loading_ms"] <= WAIT_MS
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_module_that_flashinfer_would_throw_away_is_replaced_and_not_mixed(tmp_path: Path) -> None:
+    profile = tmp_path / "decode.profile.toml"
+    head, *sites = (HERE / "flashinfer.profile.toml").read_text().split("[[kernels]]")
+    profile.write_text(head + "[[kernels]]" + next(site for site in sites if "fused_kda_decode" in site))
+    warm(tmp_path, "b300", profile)
+    (meta,) = tmp_path.rglob("fused_kda_decode*/meta.json")
+    (kernel,) = meta.parent.glob("*.o")
+    good = kernel.read_bytes()
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "source_sha256": "of another version"}))
+
+    answer = warm(tmp_path, "b300", profile)
+
+    assert answer["providers"]["kda_cute"]["compiled"] == 1
+    assert kernel.read_bytes() == good
+    assert list((tmp_path / ".cache/flashinfer/.prefetchd/quarantine").iterdir())
+    assert engine(tmp_path, "b300", profile)["failures"] == []

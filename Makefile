@@ -8,6 +8,8 @@ NATIVE := $(wildcard prefetchd/null_device/csrc/*.h prefetchd/null_device/csrc/*
 OLD_LINE := .lines/deep_gemm-0.1.7
 # A second Triton, whose cache differs in every way this project cares about: launchers, ptxas, result files.
 OTHER_TRITON := .lines/triton-3.6.0
+# The oldest DSL whose objects an engine can load.
+OTHER_CUTE := .lines/cutlass-dsl-4.4.2
 DEMO_CACHE := $(CURDIR)/build/demo-cache
 # A whole engine pins torch, Triton and the CuTe DSL to versions of its own: 9 GB, and no part of CI.
 VLLM := .vllm
@@ -15,7 +17,7 @@ VLLM_VERSION := 0.33.0
 
 .PHONY: env demo test lint test-slow chaos bench bench-gpu clean env-vllm test-vllm test-vllm-all
 
-env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed
+env: $(VENV)/.installed $(OLD_LINE)/.installed $(OTHER_TRITON)/.installed $(OTHER_CUTE)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +28,11 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	$(BIN)/pip install --quiet --disable-pip-version-check setuptools wheel packaging
 	MAMBA_SKIP_CUDA_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE $(BIN)/pip install --quiet --disable-pip-version-check \
 	    --no-deps --no-build-isolation -c constraints.txt mamba-ssm
+	# The DSL's metadata brings the libraries of CUDA 12, and FlashInfer's another torch: what they need is named.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
+	    nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core \
+	    nvidia-cutlass-dsl-libs-cu13 apache-tvm-ffi flashinfer-python
+	$(BIN)/pip install --quiet --disable-pip-version-check protobuf requests tabulate tqdm nvidia-ml-py ninja
 	touch $@
 
 $(OLD_LINE)/.installed: $(VENV)/.installed
@@ -36,6 +43,11 @@ $(OLD_LINE)/.installed: $(VENV)/.installed
 $(OTHER_TRITON)/.installed: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OTHER_TRITON) \
 	    triton==3.6.0
+	touch $@
+
+$(OTHER_CUTE)/.installed: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(OTHER_CUTE) \
+	    nvidia-cutlass-dsl==4.4.2 nvidia-cutlass-dsl-libs-base==4.4.2
 	touch $@
 
 demo: env

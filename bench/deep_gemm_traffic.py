@@ -92,6 +92,8 @@ class Arm:
         variables = {"DG_JIT_CACHE_DIR": str(self.cache), "DG_JIT_NVCC_COMPILER": str(self.nvcc.path)}
         if self.name == "live":
             variables |= {"PREFETCHD": "1", "PREFETCHD_ENDPOINT": f"ipc://{self.folder}/daemon"}
+            # What it observes is no user's business.
+            variables["PREFETCHD_LOG_DIR"] = str(self.folder / "logs")
         order = self.folder / "order.json"
         return start_engine(
             "tables.gemm_engine", order, variables=variables, log=self.log, null=self.options.null

@@ -37,7 +37,7 @@ def deep_gemm_traffic(stored: Stored) -> Figure | None:
         first = run["figures"]["first_request_s"]
         calls = run["raw"]["traffic"]
         axes.axvspan(0, first, color="0.9")
-        axes.scatter([first + at for at, _ in calls], [ms for _, ms in calls], s=2, rasterized=False)
+        axes.scatter([first + at for at, _ in calls], [ms for _, ms in calls], s=2, rasterized=True)
         axes.axhline(STALL_MS, color="tab:red", linewidth=0.6)
         axes.set_yscale("log")
         axes.set_title(TRAFFIC_ARMS[arm].replace("`", ""), fontsize=8, loc="left")

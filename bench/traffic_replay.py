@@ -144,6 +144,8 @@ class Arm:
         variables = {**self._caches, "DG_JIT_NVCC_COMPILER": str(nvcc.path)}
         if self.name != "without":
             variables |= {"PREFETCHD": "1", "PREFETCHD_ENDPOINT": f"ipc://{place}/daemon"}
+            # What it observes is no user's business.
+            variables["PREFETCHD_LOG_DIR"] = str(place / "logs")
         order = self.folder / "order.json"
         return start_engine(
             "tables.replay_engine", order, variables=variables, log=self._log, null=self.options.null
@@ -151,6 +153,9 @@ class Arm:
 
     def _beside_daemon(self, engine: subprocess.Popen[bytes], place: Path, begun: float) -> dict[str, Any]:
         kept = {name: os.environ[name] for name in ("PYTHONPATH", "CUDA_HOME") if name in os.environ}
+        if self.name == "ready":
+            # Where a daemon looks for what was measured on its node.
+            kept["PREFETCHD_LOG_DIR"] = str(self.folder)
         daemon = LiveDaemon(place, {**kept, **self._caches})
         try:
             daemon.start()

@@ -115,6 +115,8 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         scheduler.ended(step, ended)
         steps.append([round(now, 3), step.kind, round((ended - now) * 1e3, 2), step.tokens])
     over = time.perf_counter() - begun
+    # Also those who came while the last step ran.
+    scheduler.admit(over)
     # Whoever still waits at the end waited at least that long.
     first = [
         round((over if one.first_token is None else one.first_token) - one.arrival.at, 4)

@@ -127,6 +127,41 @@ def winners(name: str, what: str, reproduce: str) -> Callable[[Stored], Row]:
     return row
 
 
+def first_contact(stored: Stored) -> Row:
+    cells = []
+    for family, title in (("kda", "KDA H=32"), ("mamba", "Mamba2 H=128")):
+        firsts = []
+        for arm in ("cold", "candidates", "winners"):
+            run = stored.latest("first_contact", family=family, arm=arm)
+            firsts.append(_firsts(run["engine"]) if run else "-")
+        cells.append(f"{title}: " + ", ".join(firsts))
+    return Row(
+        "H200, first aligned and first ragged batch of a process: cold; candidates prefetched; winners too",
+        "; ".join(cells),
+        "`python bench/first_contact.py`",
+    )
+
+
+def _firsts(engine: dict[str, Any]) -> str:
+    return " + ".join(seconds(engine[batch]["seconds"]) for batch in ("aligned", "ragged"))
+
+
+def replayed_traffic(stored: Stored) -> Row:
+    names = {"without": "warm-up in the engine, no prefetchd", "ready": "`prefetchd warm` before"}
+    cells = []
+    for arm, name in names.items():
+        if run := stored.latest("traffic_replay", arm=arm):
+            figures, ttft = run["figures"], run["figures"]["ttft_s"]
+            cells.append(
+                f"{name}: {seconds(ttft['p50'])}, {seconds(ttft['p99'])}, {seconds(figures['longest_step_s'])}"
+            )
+    return Row(
+        "H200, a hybrid model's kernels under traffic: time to first token p50 and p99, longest step",
+        "; ".join(cells) or "-",
+        "`python bench/traffic_replay.py` ([all arms](docs/benchmarks.md))",
+    )
+
+
 def planner(stored: Stored) -> Row:
     found = stored.one("planner")
     ours, plain = found["on_schedule_us"], found["dictionary_us"]
@@ -160,6 +195,8 @@ ROWS: tuple[Callable[[Stored], Row], ...] = (
     winners("kda-4", "the same, `chunk_kda` H=4", "as above"),
     winners("gdn", "the same, gated delta rule", "as above"),
     winners("mamba", "the same, Mamba2 scan H=128, chunk 256", "as above"),
+    first_contact,
+    replayed_traffic,
     planner,
     chaos,
 )

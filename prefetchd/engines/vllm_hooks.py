@@ -8,6 +8,7 @@ this; any other one is observed, which needs none of its functions but the worke
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -83,6 +84,9 @@ def _name_deep_gemm_cache() -> None:
         from vllm import envs
 
         os.environ[DEEP_GEMM_CACHE] = str(Path(envs.VLLM_CACHE_ROOT) / "deep_gemm")
+    # The library makes it at its first compile. A daemon makes two levels of a user's cache and no more.
+    with contextlib.suppress(OSError):
+        Path(os.environ[DEEP_GEMM_CACHE].partition(":")[0]).mkdir(parents=True, exist_ok=True)
 
 
 def _hook_worker(module: ModuleType) -> None:

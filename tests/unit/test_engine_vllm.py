@@ -57,10 +57,10 @@ class Attaching:
 
 
 @pytest.fixture
-def attaching(monkeypatch: pytest.MonkeyPatch) -> Attaching:
+def attaching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Attaching:
     attaching = Attaching()
     monkeypatch.setattr(vllm_hooks, "seat", Seat(attaching))
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/caches/set")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
     return attaching
 
 
@@ -218,15 +218,17 @@ def test_vllm_without_a_function_that_is_hooked_is_named(
     assert "Worker.compile_or_warm_up_model" in caplog.text
 
 
-def test_deep_gemms_cache_is_named_as_vllm_itself_will(
-    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+def test_deep_gemms_cache_is_named_as_vllm_itself_will_and_is_there(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("DG_JIT_CACHE_DIR")
     fake_vllm.install(monkeypatch)
+    monkeypatch.setattr("vllm.envs.VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
 
     vllm_hooks.install()
 
-    assert os.environ["DG_JIT_CACHE_DIR"] == "/caches/vllm/deep_gemm"
+    assert os.environ["DG_JIT_CACHE_DIR"] == str(tmp_path / "vllm/deep_gemm")
+    assert (tmp_path / "vllm/deep_gemm").is_dir()
 
 
 def test_kernels_are_vllms_own_copies_with_the_flags_it_passes() -> None:

@@ -82,7 +82,7 @@ def covered_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[
         vllm_hooks, "seat", Seat(lambda profile, **how: deep_gemm_handle(State.PUBLISHED, State.PUBLISHED))
     )
     monkeypatch.setattr(vllm_hooks, "with_modules", lambda profile, model, tokens: profile)
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "/caches/set")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "deep_gemm"))
     monkeypatch.setenv("PREFETCHD_LOG_DIR", str(tmp_path))
     worker_module, _ = fake_vllm.install(monkeypatch)
     vllm_hooks.install()

@@ -152,9 +152,8 @@ def replayed_traffic(stored: Stored) -> Row:
     for arm, name in names.items():
         if run := stored.latest("traffic_replay", arm=arm):
             figures, ttft = run["figures"], run["figures"]["ttft_s"]
-            cells.append(
-                f"{name}: {seconds(ttft['p50'])}, {seconds(ttft['p99'])}, {seconds(figures['longest_step_s'])}"
-            )
+            times = (ttft["p50"], ttft["p99"], figures["longest_step_s"])
+            cells.append(f"{name}: " + ", ".join(map(seconds, times)))
     return Row(
         "H200, a hybrid model's kernels under traffic: time to first token p50 and p99, longest step",
         "; ".join(cells) or "-",

@@ -36,7 +36,9 @@ def filled(document: str, parts: Mapping[str, str]) -> str:
 
 
 def seconds(value: float) -> str:
-    """As people read it: two digits that matter, and minutes from two on."""
+    """As people read it: two digits that matter, minutes from two on, and milliseconds below a tenth."""
+    if value < 0.0995:
+        return f"{value * 1e3:.0f} ms"
     if value >= 120:
         return f"{int(value) // 60} min {int(value) % 60} s"
     return f"{value:.0f} s" if value >= 9.95 else f"{value:.1f} s" if value >= 0.95 else f"{value:.2f} s"

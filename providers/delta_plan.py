@@ -68,9 +68,11 @@ class Template(NamedTuple):
 
     def _with(self, tokens: int) -> Delta:
         request = self.request
-        if isinstance(request, ChunkRecurrence) and request.lengths == "aligned":
-            chunk = request.chunk_size or DEFAULT_CHUNK
-            tokens = -(-tokens // chunk) * chunk
+        if isinstance(request, ChunkRecurrence):
+            # No sequence is empty, and an aligned one is a whole chunk at least.
+            aligned = request.lengths == "aligned"
+            unit = (request.chunk_size or DEFAULT_CHUNK) if aligned else 1
+            tokens = max(-(-tokens // unit), request.sequences) * unit
         sequences = getattr(request, "sequences", 1)
         return _replace(request, tokens=max(tokens, 1) * _per_sequence(request) * _dense(request, sequences))
 

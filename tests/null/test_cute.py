@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from prefetchd.null_device import launcher
 from prefetchd.pipeline import Ending
 from prefetchd.targets import load_target
 
+PREFETCHD = Path(sys.executable).with_name("prefetchd")
 CALLS = ("scale", "scale.bfloat16", "decode", "prefill.aligned", "prefill.ragged")
 # Of the issue: with the DSL's libraries loaded, the first object and each later one, and what a thread waits.
 FIRST_LOAD_MS, LATER_LOAD_MS, WAIT_MS = 100, 10, 20
@@ -75,6 +77,24 @@ def test_aligned_and_ragged_lengths_are_two_kernels_and_one_sequence_is_aligned(
 
     assert len(set(by_call.values())) == 2
     assert set(by_call.values()) <= set(names(served.root))
+
+
+@pytest.mark.slow
+def test_warm_covers_an_engine_written_as_tensorrt_llm_and_cula_are(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    profile = HERE / "cute_pools.profile.toml"
+    where = ("--target", "h200", "--profile", str(profile), "--provider", "kda_cute", "--max-tokens", "256")
+    done = subprocess.run(
+        [str(PREFETCHD), "warm", *where, "--json"], env=site.environment, cwd=tmp_path, capture_output=True,
+        text=True, check=False, timeout=600,
+    )  # fmt: skip
+
+    assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
+    figures = json.loads(done.stdout)["providers"]["kda_cute"]
+    # Aligned and ragged, and one decode for each power of two of sequences up to the largest batch.
+    assert (figures["compiled"], figures["uncovered"], figures["failed"]) == (2 + 9, 0, 0)
+    answer = site.process("engine-forbidden", "prefill.aligned", "prefill.ragged", "decode")
+    assert answer["counts"] == {"hit": 3}
 
 
 @pytest.mark.slow

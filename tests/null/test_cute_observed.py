@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import msgspec
 import pytest
 
 pytest.importorskip("cutlass.cute")
 
-from cute_site import Site
+from cute_site import VARIABLE, Site
 
-from prefetchd.compilers.base import NotRebuildable
+from prefetchd.compilers.base import NotRebuildable, fingerprint_id
 from prefetchd.pipeline import Ending
-from prefetchd.shapelog import Record, decode_record
+from prefetchd.shapelog import Record, decode_record, encode_record
 
+PREFETCHD = Path(sys.executable).with_name("prefetchd")
 CALLS = ("scale", "decode", "prefill.aligned", "prefill.ragged")
 
 
@@ -60,6 +67,32 @@ def test_records_alone_fill_the_store_for_an_engine_that_may_not_compile(
     assert again["figures"]["cute_dsl.hits"] == len(CALLS)
     assert "cute_dsl.compiles" not in again["figures"]
     assert again["preloaded"] == ["cutlass.cute", "runtime", "tvm_ffi"]
+
+
+@pytest.mark.slow
+def test_the_replay_command_compiles_from_a_log_without_a_provider(
+    observed: tuple[Site, list[Record], dict[str, float]], tmp_path: Path
+) -> None:
+    recorded_by, records, _ = observed
+    site = Site(tmp_path)
+    # What a recorder adds to what the observer tells.
+    known = {"gpu": site.target.name, "capability": 90, "sm_count": site.target.sm_count}
+    known["fingerprint"] = fingerprint_id(recorded_by.compiler().fingerprint())
+    log = tmp_path / "host.rank0.jsonl"
+    log.write_bytes(b"".join(encode_record(msgspec.structs.replace(each, **known)) for each in records[:2]))
+    # Where the store lies is part of a fingerprint, as every compiler's root is.
+    environment = {**site.environment, VARIABLE: str(recorded_by.root)}
+    shutil.rmtree(recorded_by.root, ignore_errors=True)
+
+    done = subprocess.run(
+        [str(PREFETCHD), "replay", str(log), "--target", "h200", "--json"], env=environment, cwd=tmp_path,
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["rebuilt"], answer["compiled"], answer["failed"]) == (2, 2, 0)
+    assert recorded_by.process("engine-forbidden", "scale", "decode")["counts"] == {"hit": 2}
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """The size of an engine's pool of states, put into its profile before the engine introduces itself with it.
 
 Some keys contain the number of slots (TensorRT-LLM's last KDA kernel, cuLA's decode), and only the engine
-knows it, when it has divided its memory. A profile of a model therefore says `pool` where it matters, with any
-number, and the engine's plug-in replaces that by the real one.
+knows it, when it has divided its memory. A profile of a model therefore says `pool` where it matters, with
+any number, and the engine's plug-in replaces that by the real one.
 """
 
 from __future__ import annotations

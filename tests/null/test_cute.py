@@ -27,8 +27,8 @@ FIRST_LOAD_MS, LATER_LOAD_MS, WAIT_MS = 100, 10, 20
 
 
 def warmed(site: Site, *calls: str) -> list[str]:
-    """Captures each call in a process of its own and compiles what it needs; the names, in order."""
-    jobs = [job for call in calls for job in site.capture(call)]
+    """Captures the calls and compiles what they need; the names, in order."""
+    jobs = site.capture(*calls)
     outcomes = site.warm(jobs)
     assert [(outcome.ending, outcome.text) for outcome in outcomes] == [(Ending.COMPILED, "")] * len(jobs)
     return [job.key for job in jobs]

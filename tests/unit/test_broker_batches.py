@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_world import PROVIDER, World, gemm, gemms, key_of
+from broker_world import COMPILER, PROVIDER, World, gemm, gemms, key_of
 
 from prefetchd.broker.tasks import MAX_CRASHES
 from prefetchd.broker.trace_queue import MAX_BATCH
@@ -221,3 +221,48 @@ def test_request_survives_the_rank_that_wanted_the_sweep(world: World) -> None:
 
     assert world.broker.request_state("r0", PROVIDER, gemm(1)) == "published"
     assert world.broker.drained
+
+
+@pytest.fixture
+def parked() -> World:
+    """A request of `r0` waits for a sweep that `r0` is done with, and that `r1` alone wants traced again.
+
+    That is what becomes of a sweep whose keys were forgotten for want of room.
+    """
+    world = World(max_keys=2)
+    world.attach("r0")
+    world.attach("r1")
+    world.plan("r0", gemm(1))
+    world.plan("r0", gemms(1, 8), priority=Priority.URGENT)
+    sweep = order(world)
+    world.broker.traced(sweep.id, world.report(sweep), world.now)
+    world.look()
+    world.compile()
+    others = [Job(compiler=COMPILER, key=f"other-{number}", payload=b"") for number in range(5)]
+    world.broker.plan_jobs("r0", others, Priority.URGENT, world.now)
+    world.look()
+    world.compile()
+    return world
+
+
+def test_request_is_traced_when_the_sweep_it_waits_for_is_lost_and_forgotten(parked: World) -> None:
+    parked.plan("r1", gemms(1, 8), priority=Priority.URGENT)
+    sweep = order(parked)
+    assert parked.broker.next_trace("group", parked.now) is None
+    assert parked.state("r0", gemm(1)) == "queued"
+
+    parked.broker.detach("r1", 1, parked.now)
+    parked.broker.trace_lost(sweep.id, "killed", parked.now)
+
+    assert order(parked).sweeps == (gemm(1),)
+
+
+def test_request_is_traced_when_nobody_wants_the_sweep_it_waits_for(parked: World) -> None:
+    parked.plan("r1", gemms(1, 8), priority=Priority.REPLAY)
+    parked.plan("r0", gemms(1, 64, 256))
+    assert order(parked).sweeps == (gemms(1, 64, 256),)
+    assert parked.state("r0", gemm(1)) == "queued"
+
+    parked.broker.detach("r1", 1, parked.now)
+
+    assert order(parked).sweeps == (gemm(1),)

@@ -243,8 +243,9 @@ def _specialization(variant: Variant) -> Specialization:
             "(3.8 and later write functions down)"
         )
     try:
-        return msgspec.json.decode(variant.specialization, type=Specialization)
-    except msgspec.DecodeError as error:
+        # Python's own reader, as the library uses it: a constant may be an infinity, which JSON has not.
+        return msgspec.convert(json.loads(variant.specialization), Specialization)
+    except (ValueError, RecursionError) as error:
         raise NotRebuildable(f"rebuild.specialization: {error}; not Triton's own text") from error
 
 

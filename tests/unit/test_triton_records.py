@@ -272,3 +272,9 @@ def test_worker_follows_no_name_out_of_the_kernels_module(
 
     with pytest.raises(CompilerUnavailable, match=reason):
         find_function(variant)
+
+
+def test_constant_that_json_cannot_write_is_the_librarys_own(rebuilt: Callable[..., Variant]) -> None:
+    variant = rebuilt(record(specialization={"constant_vals": [float("-inf")]}))
+
+    assert json.loads(variant.specialization)["constant_vals"] == [float("-inf")]

@@ -46,11 +46,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
 
     def get(model: str) -> Run:
         if model not in made:
+            # Observed and not helped, so that the log names all that a start compiles.
             place = Place(tmp_path_factory.mktemp(model[:4]), model)
-            try:
-                first = place.serve(VLLM_DEEP_GEMM_WARMUP="skip")
-            finally:
-                place.end_daemon()
+            first = place.serve(daemon=False, VLLM_DEEP_GEMM_WARMUP="skip")
             # Only what is replayed may help the second start.
             place.forget_kernels()
             replay = place.replay(1)

@@ -44,11 +44,11 @@ def main() -> None:
     own = time_own_loads()
     profile = read_profile(arguments.profile)
     limits = Limits(max_tokens=256, target=target)
-    from cutlass.base_dsl.dsl import BaseDSL
+    from cutlass.base_dsl.compiler import CompileCallable
 
     from prefetchd.cute import engine as engine_module
 
-    loads, compiles = Windows(engine_module, "load"), Windows(BaseDSL, "_func")
+    loads, compiles = Windows(engine_module, "load"), Windows(CompileCallable, "_compile")
     ticks, failures = Ticker(), []
     with ticks:
         for provider in providers.values():

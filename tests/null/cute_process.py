@@ -72,11 +72,11 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
     if forbidden:
         forbid_compiling()
     from cute_kernels import run
-    from cutlass.base_dsl.dsl import BaseDSL
+    from cutlass.base_dsl.compiler import CompileCallable
 
     from prefetchd.cute import engine as engine_module
 
-    ticks, loads, compiles = Ticker(), Windows(engine_module, "load"), Windows(BaseDSL, "_func")
+    ticks, loads, compiles = Ticker(), Windows(engine_module, "load"), Windows(CompileCallable, "_compile")
     with ticks:
         for call in calls:
             run(call)

@@ -51,6 +51,7 @@ class Site:
 
     def __init__(self, place: Path, *, other: bool = False, target: str = "h200") -> None:
         self.place = place
+        place.mkdir(exist_ok=True)
         self.root = place / "store"
         self.target = load_target(target)
         self._target_name = target

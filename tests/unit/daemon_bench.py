@@ -25,10 +25,13 @@ from prefetchd.config import Settings
 from prefetchd.daemon import Daemon
 from prefetchd.node import attaching, groups
 from prefetchd.node.allow import own_library_directories
+from prefetchd.node.state import Node
 from prefetchd.protocol import (
     Hello,
     Message,
     Plan,
+    Stats,
+    StatsQuery,
     Sweep,
     Welcome,
     decode,
@@ -242,6 +245,32 @@ class Place:
         """Whatever a daemon may not leave behind."""
         found = [*self.directory.rglob("owner-*"), *self.directory.glob("daemon")]
         return found
+
+
+class Clock:
+    """Puts a node's clock ahead."""
+
+    def __init__(self, node: Node) -> None:
+        self._offset = 0.0
+        real = node.clock
+        node.clock = lambda: real() + self._offset
+
+    def ahead(self, seconds: float) -> None:
+        self._offset += seconds
+
+
+async def figures(engine: Engine) -> dict[str, float]:
+    await engine.send(StatsQuery(id=1))
+    return dict((await engine.next(Stats)).figures)
+
+
+async def still_serves(place: Place) -> Stats:
+    """Asks a daemon for its figures by a connection of its own."""
+    engine = Engine(place.address)
+    await engine.send(StatsQuery(id=9))
+    found = await engine.next(Stats)
+    engine.close()
+    return found
 
 
 @pytest.fixture

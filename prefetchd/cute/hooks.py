@@ -16,6 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from prefetchd import post_import
@@ -138,12 +140,25 @@ class Hooks:
         self._scopes = _Scopes()
         self._undo: list[Callable[[], None]] = []
         self._active = True
+        # Of modules that were being imported at `install`.
+        self.waiting: list[threading.Thread] = []
 
     def install(self) -> None:
         """Patches what is imported; the rest is patched right after its import."""
-        self._at(COMPILER_MODULE, self._patch_compiler)
+        patches: dict[str, list[Callable[[ModuleType], None]]] = {COMPILER_MODULE: [self._patch_compiler]}
         for site in self._sites:
-            self._at(site.module, functools.partial(self._patch_site, site))
+            patches.setdefault(site.module, []).append(functools.partial(self._patch_site, site))
+        later: post_import.Hooks = {}
+        for name, each in patches.items():
+            module = sys.modules.get(name)
+            if module is None:
+                later[name] = functools.partial(self._patch, each)
+            elif getattr(module.__spec__, "_initializing", False):
+                # It has come as far as importing the DSL, by which we are here: its dict is yet to be made.
+                self._patch_when_imported(name, each)
+            else:
+                self._patch(each, module)
+        post_import.install(later)
 
     def remove(self) -> None:
         """Puts everything back; a dict keeps what it holds by then."""
@@ -151,14 +166,23 @@ class Hooks:
         while self._undo:
             self._undo.pop()()
 
-    def _at(self, module: str, patch: Callable[[Any], None]) -> None:
-        if module in sys.modules:
-            patch(sys.modules[module])
-        else:
-            # Several hooks of one module: each finder wraps the loader that the next one finds.
-            post_import.install({module: lambda found: patch(found) if self._active else None})
+    def _patch_when_imported(self, name: str, patches: list[Callable[[ModuleType], None]]) -> None:
+        def wait() -> None:
+            try:
+                # Another thread's import of a module waits until the first has finished it.
+                self._patch(patches, import_module(name))
+            except Exception as error:
+                log.info("prefetchd: %s is left alone: %s", name, error)
 
-    def _patch_site(self, site: Site, module: Any) -> None:
+        self.waiting.append(threading.Thread(target=wait, name="prefetchd-cute-import", daemon=True))
+        self.waiting[-1].start()
+
+    def _patch(self, patches: list[Callable[[ModuleType], None]], module: ModuleType) -> None:
+        if self._active:
+            for patch in patches:
+                patch(module)
+
+    def _patch_site(self, site: Site, module: ModuleType) -> None:
         before = getattr(module, site.attribute, None)
         if site.kind == "dict" and isinstance(before, dict):
             ours: Any = StoreDict(site, before, self._mode)
@@ -231,7 +255,7 @@ class Hooks:
         stack[-1][2] += 1
         return Place(site, node, number)
 
-    def _patch_compiler(self, module: Any) -> None:
+    def _patch_compiler(self, module: ModuleType) -> None:
         owner = module.CompileCallable
         before = owner._compile
 

@@ -212,6 +212,25 @@ def test_a_module_that_is_imported_later_is_patched_then(
     assert type(late.cache) is dict
 
 
+def test_a_module_that_is_being_imported_is_patched_when_it_is_done(
+    library: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As a library whose first line imports the DSL, by which we come into the process.
+    (tmp_path / "halfway_library.py").write_text("import sys\nsys.come_in()\ncache = {}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mode = Store()
+    hooks = Hooks(mode, [Site("dict", "halfway_library", "cache", ("halfway_library",))])
+    monkeypatch.setattr(sys, "come_in", hooks.install, raising=False)
+
+    halfway = __import__("halfway_library")
+    for thread in hooks.waiting:
+        thread.join()
+    monkeypatch.delitem(sys.modules, "halfway_library")
+
+    assert 5 not in halfway.cache
+    assert len(mode.asked) == 1
+
+
 def test_an_engine_compiles_when_anything_about_the_store_fails(library: Any, tmp_path: Path) -> None:
     def no_device() -> Any:
         raise RuntimeError("no driver")

@@ -38,12 +38,19 @@ def _functions(module: str, *names: str, sources: tuple[str, ...]) -> tuple[Site
     return tuple(Site("function", module, name, sources) for name in names)
 
 
-def _dicts(module: str, **devices_at: tuple[int, ...]) -> tuple[Site, ...]:
-    return tuple(Site("dict", module, name, (module,), at) for name, at in devices_at.items())
+def _dicts(module: str, sources: tuple[str, ...] = (), **devices_at: tuple[int, ...]) -> tuple[Site, ...]:
+    where = sources or (_package(module),)
+    return tuple(Site("dict", module, name, where, at) for name, at in devices_at.items())
+
+
+def _package(module: str) -> str:
+    """The package a module lies in, whose other modules its kernels are made of; itself where it has none."""
+    return module.rpartition(".")[0] or module
 
 
 _KDA = ("flashinfer.kda_kernels", "flashinfer.version")
 _TRT = "tensorrt_llm._torch.custom_ops.cute_dsl_kimi_k3_custom_ops"
+_TRT_SOURCES = (_TRT, "tensorrt_llm._torch.attention.kernels.blackwell.kimi_k3_kda")
 
 # Kernels that FlashInfer keeps on disk itself are not here: those are warmed in its own directory.
 KNOWN: tuple[Site, ...] = (
@@ -54,11 +61,9 @@ KNOWN: tuple[Site, ...] = (
     *_functions("flashinfer.kda_kernels.packed_kda_decode_cute", "_get_compiled", sources=_KDA),
     *_functions("flashinfer.kda_kernels.recurrent_kda", "_get_compiled_kernel", sources=_KDA),
     # The device's number stands third in the keys of the first two, first in that of the third.
-    *_dicts(_TRT, _fused_k123_cache=(2,), _akk_inv_cache=(2,), _k4p_cache=(0,)),
-    *_dicts("cula.ops.chunk_delta_h", _compiled_cache=()),
-    *_dicts("cula.ops.fwd_o", _compiled_cache=()),
-    *_dicts("cula.ops.kda_fully_fused", _compiled_cache=()),
-    *_dicts("cula.ops.kda_decode", _compiled_cache=()),
+    *_dicts(_TRT, _TRT_SOURCES, _fused_k123_cache=(2,), _akk_inv_cache=(2,), _k4p_cache=(0,)),
+    *_dicts("cula.ops.kda.decode.cute", ("cula.ops.kda",), _compiled_kernels=()),
+    *_dicts("sglang.jit_kernel.cutedsl_gdn", _compiled_kernels=()),
 )
 
 
@@ -88,4 +93,4 @@ def _parse(kind: SiteKind, text: str) -> Site:
                 else ""
             )
         )
-    return Site(kind, module, attribute, (module,), devices_at)
+    return Site(kind, module, attribute, (_package(module),), devices_at)

@@ -171,7 +171,7 @@ class Arm:
         if said["every_m"]:
             figures["every_m"] = {
                 **said["every_m"],
-                "stalls": sum(ms > STALL_MS for _, _, ms in said["every_m"]["notable"]),
+                "stalls": sum(call[2] > STALL_MS for call in said["every_m"]["notable"]),
                 "nvcc_starts": _within(spans, served, ended),
             }
         if self.name in ("warm", "live"):

@@ -14,7 +14,6 @@ import itertools
 import json
 import sys
 import time
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,11 +105,16 @@ def serve(call: Products, order: Order, announce: Callable[[int], object]) -> li
 
 
 def once_more(call: Products, order: Order) -> dict[str, Any]:
-    """Every M of every shape."""
-    every = list(itertools.product(range(order.shapes), range(1, order.most_m + 1)))
-    called = array("d", (call(shape, m) for shape, m in every))
-    times = sorted(called)
-    notable = [[*every[at], round(ms, 3)] for at, ms in enumerate(called) if ms > NOTABLE_MS]
+    """Every M of every shape. Of a notable call also what this thread worked, which tells work from waiting."""
+    times: list[float] = []
+    notable = []
+    for shape, m in itertools.product(range(order.shapes), range(1, order.most_m + 1)):
+        worked = time.thread_time()
+        ms = call(shape, m)
+        times.append(ms)
+        if ms > NOTABLE_MS:
+            notable.append([shape, m, round(ms, 3), round((time.thread_time() - worked) * 1e3, 3)])
+    times.sort()
     return {
         "calls": len(times),
         "p50_ms": round(times[len(times) // 2], 3),
@@ -132,8 +136,7 @@ def main(path: str) -> None:
     moments = {"loaded": time.time()}
     if order.warm_up:
         warm_up(call, order)
-    # As engines do after their start: else one full collection of all that torch has made, some 80 ms, falls
-    # into a call.
+    # As engines do after their start: a full collection of all that torch has made takes some 70 ms.
     gc.collect()
     gc.freeze()
     moments["serving"] = time.time()

@@ -105,7 +105,7 @@ def serve(call: Products, order: Order, announce: Callable[[int], object]) -> li
 
 
 def once_more(call: Products, order: Order) -> dict[str, Any]:
-    """Every M of every shape; of a notable call also what its thread worked, which tells work from waiting."""
+    """Every M of every shape; of a notable call also what its thread worked: work is told from waiting."""
     times: list[float] = []
     notable = []
     for shape, m in itertools.product(range(order.shapes), range(1, order.most_m + 1)):

@@ -76,7 +76,9 @@ def traffic_replay(stored: Stored) -> Figure | None:
         if times:
             seen = True
             shares = [(number + 1) / len(times) for number in range(len(times))]
-            axes.step(times, shares, label=f"{name.replace('`', '')} ({len(runs)} runs)")
+            axes.step(
+                times, shares, label=f"{name.replace('`', '')} ({len(runs)} run{'s' * (len(runs) > 1)})"
+            )
     axes.set_xscale("log")
     axes.set_xlabel("time to first token, seconds", fontsize=8)
     axes.set_ylabel("share of requests", fontsize=8)
@@ -120,7 +122,7 @@ DRAWINGS: dict[str, Callable[[Stored], Figure | None]] = {
 
 def _strips(count: int) -> tuple[Figure, list[Axes]]:
     figure, axes = plt.subplots(
-        count, 1, figsize=(WIDTH, ROW * count), sharex=True, squeeze=False, layout="constrained"
+        count, 1, figsize=(WIDTH, ROW * count), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
     return figure, [row[0] for row in axes]
 

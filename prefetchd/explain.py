@@ -21,9 +21,10 @@ import zmq
 
 from prefetchd.config import load_settings
 from prefetchd.endpoint import Endpoint, EndpointError, find_endpoint
-from prefetchd.log_commands import chosen_logs, json_option, moment, printable, request_text
+from prefetchd.log_commands import chosen_logs, json_option, moment, request_text
 from prefetchd.node.lock import is_held
 from prefetchd.plain_errors import plain_errors
+from prefetchd.plain_text import printable
 from prefetchd.protocol import (
     MAX_MESSAGE_BYTES,
     Answer,

@@ -23,11 +23,13 @@ import msgspec
 from prefetchd.config import MOST_TOKENS, load_settings
 from prefetchd.log_commands import chosen_logs, json_option, read_merged
 from prefetchd.plain_errors import plain_errors
+from prefetchd.plain_text import printable
 from prefetchd.profiles import GemmSite, KernelSite, Profile, ProfileError, m_ranges, write_profile
 from prefetchd.profiles.flag_sets import list_fields
 from prefetchd.profiles.model_sizes import MOST
 from prefetchd.profiles.sites import WINDOW
 from prefetchd.protocol import MalformedRequest, Request, UnknownRequest, op_of, request_from_fields
+from prefetchd.replayed_packages import HOME_PACKAGES, home_problem
 from prefetchd.requests.deep_gemm import DeepGemmRequest, GroupedContiguous, GroupedMasked, KGrouped
 from prefetchd.requests.delta import Delta, ShortConvolution
 from prefetchd.requests.mamba import Mamba2, Mamba2Prefill
@@ -36,6 +38,8 @@ from prefetchd.shapelog import LogUnusable, Record
 # A model has some dozen sites, and a few sets of flags of each; far more is not one model's log.
 MAX_SITES = 2000
 MAX_NOTES = 20
+# Of one, which may quote what a stranger wrote.
+MAX_NOTE = 400
 LEARNED = "learned"
 
 # What a batch decides about a call beside its tokens; the providers derive it anew.
@@ -54,8 +58,10 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 class Learner:
     """Collects requests and makes a profile of them. Pure; one that it cannot use is counted and noted."""
 
-    def __init__(self, deployment: Deployment) -> None:
+    def __init__(self, deployment: Deployment, packages: tuple[str, ...] = HOME_PACKAGES) -> None:
         self._deployment = deployment
+        # Homes outside of these enter no profile: whoever uses one imports its homes.
+        self._packages = packages
         self.requests = 0
         # Why a request is in no site, and how many are.
         self.left_out: Counter[str] = Counter()
@@ -69,7 +75,9 @@ class Learner:
         except (MalformedRequest, TypeError, ValueError, OverflowError, RecursionError) as error:
             self.left_out[f"not a request: {str(error)[:200]}"] += 1
             return
-        if len(self._gemms) + len(self._kernels) >= MAX_SITES:
+        if problem := home_problem(fields, self._packages):
+            self.left_out[problem] += 1
+        elif len(self._gemms) + len(self._kernels) >= MAX_SITES:
             self.left_out[f"more than {MAX_SITES} sites: these logs are not of one model"] += 1
         elif problem := self._note(request):
             self.left_out[f"{op_of(request)[:100]}: {problem}"] += 1
@@ -85,7 +93,8 @@ class Learner:
             )
         names: Counter[str] = Counter()
         notes = [
-            f"{count} requests are in no site: {reason}" for reason, count in self.left_out.most_common()
+            printable(f"{count} requests are in no site: {reason}", MAX_NOTE)
+            for reason, count in self.left_out.most_common(MAX_NOTES)
         ]
         if not self._deployment.top_k and any("groups" in dict(key[1]) for key in self._gemms):
             notes.insert(0, "experts' rows are ranges, which planning by batch does not follow: give --top-k")
@@ -162,9 +171,9 @@ class Learner:
         return "context" if _is_dense(kind) and not fits else "tokens"
 
 
-def learn(records: Iterable[Record], deployment: Deployment) -> Learner:
+def learn(records: Iterable[Record], deployment: Deployment, packages: tuple[str, ...]) -> Learner:
     """What the records' requests come to."""
-    learner = Learner(deployment)
+    learner = Learner(deployment, packages)
     for record in records:
         if record.request is not None:
             learner.add(record.request)
@@ -277,9 +286,10 @@ def profile_command(
     as_json: bool,
 ) -> int:
     """Learn a model's profile from what its engines compiled, for the planner and for `warm --profile`."""
-    most = max_tokens or load_settings().max_tokens
+    settings = load_settings()
     merged = read_merged(chosen_logs(logs), quiet=as_json)
-    learner = learn(merged, Deployment(max_tokens=most, top_k=top_k, ep=ep, dp=dp))
+    deployment = Deployment(max_tokens=max_tokens or settings.max_tokens, top_k=top_k, ep=ep, dp=dp)
+    learner = learn(merged, deployment, (*HOME_PACKAGES, *settings.replay_packages))
     profile = learner.profile()
     write_profile(profile, out)
     figures = {

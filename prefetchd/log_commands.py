@@ -17,6 +17,7 @@ import msgspec
 
 from prefetchd.config import load_settings
 from prefetchd.plain_errors import plain_errors
+from prefetchd.plain_text import printable
 from prefetchd.shapelog import (
     LogUnusable,
     Merged,
@@ -199,12 +200,6 @@ def progress(files: Iterable[Path], *, quiet: bool) -> Callable[[int], None]:
             click.echo(f"reading: {done >> 20} of {total >> 20} MiB", err=True)
 
     return advance
-
-
-def printable(text: str, limit: int) -> str:
-    """The text without what a terminal would obey."""
-    shown = text if len(text) <= limit else text[: limit - 3] + "..."
-    return "".join(character if character.isprintable() else "?" for character in shown)
 
 
 def moment(at: float) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from prefetchd.config import Settings, compile_settings, load_settings
 from prefetchd.model_options import named_target
 from prefetchd.plain_errors import plain_errors
+from prefetchd.plain_text import printable, printable_lines
 from prefetchd.progress import Progress, progress_for
 from prefetchd.provider import Provider, load_providers
 from prefetchd.replaying.report import Replayed, lines
@@ -26,6 +27,8 @@ from prefetchd.targets import preset_names
 
 # What a person reads at the end; the whole list is in --json.
 SHOWN_PROBLEMS = 10
+# Of one: a name may have a thousand characters, and nvcc tell as much.
+SHOWN_TEXT = 4000
 
 
 @click.command("replay")
@@ -72,8 +75,9 @@ async def _replay(
 
 def _show(replayed: Replayed) -> None:
     for line in lines(replayed):
-        click.echo(line)
+        click.echo(printable(line, SHOWN_TEXT))
     for problem in replayed.problems[:SHOWN_PROBLEMS]:
-        click.echo(f"{problem.what}: {problem.kind}: {problem.text}")
+        what = printable(problem.what, SHOWN_TEXT)
+        click.echo(f"{what}: {problem.kind}: {printable_lines(problem.text, SHOWN_TEXT)}")
     if len(replayed.problems) > SHOWN_PROBLEMS:
         click.echo(f"... and {len(replayed.problems) - SHOWN_PROBLEMS} more; --json lists all")

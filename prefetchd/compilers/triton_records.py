@@ -25,13 +25,9 @@ from prefetchd.compilers.base import CompilerUnavailable, NotRebuildable
 from prefetchd.compilers.triton_cache import digest_of
 from prefetchd.compilers.triton_capture import Variant, jit_function
 from prefetchd.compilers.triton_keys import differences
-from prefetchd.config import REPLAY_PACKAGES_VARIABLE
 from prefetchd.lean_import import lean_import
+from prefetchd.replayed_packages import allowed_packages, lies_in
 from prefetchd.shapelog import Record
-
-# Where the kernels live that our own providers launch: the homes' packages. A list of its own, since a replay
-# needs no provider.
-HOME_PACKAGES = ("fla", "mamba_ssm", "vllm", "sglang")
 
 # The options that a caller or a tuner chooses; the others follow from the device and the installation, and
 # thirty fields more would be compared at each compile.
@@ -184,9 +180,8 @@ def check_dotted(field: str, text: str) -> None:
 
 def check_module(field: str, module: str, environment: Mapping[str, str]) -> None:
     """Raises `NotRebuildable` for a module outside the allowed packages, and for one that is not here."""
-    named = environment.get(REPLAY_PACKAGES_VARIABLE, "").split(",")
-    allowed = (*HOME_PACKAGES, *(package.strip() for package in named if package.strip()))
-    if not any(module == package or module.startswith(f"{package}.") for package in allowed):
+    allowed = allowed_packages(environment)
+    if not lies_in(module, allowed):
         raise NotRebuildable(
             f"{field}: {module} lies in no allowed package ({', '.join(allowed)}); if you trust it, add its "
             "package to the setting replay_packages"

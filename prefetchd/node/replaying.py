@@ -21,6 +21,7 @@ import msgspec
 from prefetchd.node.allow import directory_problem
 from prefetchd.node.groups import Group, Replay
 from prefetchd.node.state import Node
+from prefetchd.plain_text import printable
 from prefetchd.protocol import decode_sweeps
 from prefetchd.replaying import select
 from prefetchd.replaying.select import Question, Selected
@@ -37,6 +38,8 @@ TIME_LIMIT_S = 180.0
 # All logs together: a node's ranks at the limit of each (`log_max_mb`).
 MAX_LOG_BYTES = 1 << 30
 TAIL_CHARACTERS = 500
+# Of a reason, which may quote what a stranger wrote.
+SHOWN_REASON = 1000
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -81,7 +84,7 @@ class LogReplay:
         selected = await _ask(group, logs)
         self._node.replayed.update(selected.figures)
         for reason in selected.reasons:
-            log.warning("replay: %s", reason)
+            log.warning("replay: %s", printable(reason, SHOWN_REASON))
         found = Replay(
             jobs=tuple(selected.jobs),
             requests={name: tuple(decode_sweeps(data)) for name, data in selected.requests.items()},
@@ -131,7 +134,7 @@ class LogReplay:
             if seeded.figures is not None:
                 self._node.replayed["winners_seeded"] = seeded.figures.seeded
         for note in notes:
-            log.info("replay: %s", note)
+            log.info("replay: %s", printable(note, SHOWN_REASON))
 
     def _complain(self, text: str) -> None:
         self._node.problems["replay"] += 1

@@ -86,7 +86,7 @@ class _Replay:
         self._slots = settings.jobs or usable_cores()
         self._compilers: dict[str, Compiler] = {}
         self._unavailable: dict[str, str] = {}
-        self._rebuilder = Rebuilder(plan.target, self._compiler)
+        self._rebuilder = Rebuilder(plan.target, self._compiler, environment)
         # By key what an engine's own compile of it took.
         self._seconds: dict[KeyId, float] = {}
         self._jobs: dict[KeyId, Job] = {}
@@ -96,7 +96,7 @@ class _Replay:
         """See `replay`."""
         replayed = self.replayed
         winners = winners_beside(self._plan.logs, replayed.notes)
-        asked, rest = split(self._records(), self._providers)
+        asked, rest = split(self._records(), self._providers, self._environment)
         sites = traceable(asked)
         replayed.requests = sum(len(site.sweep) for site in sites)
         if sites:

@@ -15,6 +15,7 @@ import os
 import resource
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
             compilers[name] = load_compiler(name, question.target, environment)
         return compilers[name]
 
-    rebuilder = Rebuilder(question.target, load)
+    rebuilder = Rebuilder(question.target, load, environment)
     asked: list[Asked] = []
     left: Counter[str] = Counter()
     records = payload = 0
@@ -78,7 +79,7 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
             left[reason] += 1
         elif records - left.total() <= MAX_RECORDS and payload < MAX_PAYLOAD:
             payload += len(msgspec.json.encode(record.rebuild))
-            asked += _add(record, rebuilder, providers)
+            asked += _add(record, rebuilder, providers, environment)
         else:
             left["too_many"] += 1
     sites = traceable(asked)
@@ -105,9 +106,11 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
     )
 
 
-def _add(record: Record, rebuilder: Rebuilder, providers: frozenset[str]) -> list[Asked]:
+def _add(
+    record: Record, rebuilder: Rebuilder, providers: frozenset[str], environment: Mapping[str, str]
+) -> list[Asked]:
     """Rebuilds the record; what cannot be rebuilt and can be traced is no refusal."""
-    asked, _ = split([record], providers)
+    asked, _ = split([record], providers, environment)
     if not asked:
         rebuilder.add(record)
     elif rebuilder.try_add(record):

@@ -8,7 +8,7 @@ other, and is told by name with its reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import msgspec
 from prefetchd.codec import MalformedRequest, request_from_fields
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job, NotRebuildable, fingerprint_id
 from prefetchd.coverage import Problem
+from prefetchd.replayed_packages import allowed_packages, home_problem
 from prefetchd.request import Request, UnknownRequest
 from prefetchd.shapelog import Record
 from prefetchd.sweeps import Sweep, site_of, sweeps
@@ -89,13 +90,16 @@ def left_alone(record: Record) -> Left | None:
     return None if record.ok else Left.ENGINE_FAILED
 
 
-def split(records: Iterable[Record], providers: Container[str]) -> tuple[list[Asked], list[Record]]:
-    """The records that can be traced, and the others, both in the order they came."""
+def split(
+    records: Iterable[Record], providers: Container[str], environment: Mapping[str, str]
+) -> tuple[list[Asked], list[Record]]:
+    """The records that can and may be traced, and the others, both in the order they came."""
+    packages = allowed_packages(environment)
     asked: list[Asked] = []
     rest: list[Record] = []
     for record in records:
         request = _request(record) if record.provider in providers else None
-        if request is None:
+        if request is None or home_problem(record.request, packages):
             rest.append(record)
         else:
             asked.append(Asked(record.provider, request, record))
@@ -118,13 +122,16 @@ def traceable(asked: Iterable[Asked]) -> list[Traceable]:
 class Rebuilder:
     """Makes jobs of records, for one target. `load` gives a compiler and raises `CompilerUnavailable`."""
 
-    def __init__(self, target: Target, load: Callable[[str], Compiler]) -> None:
+    def __init__(
+        self, target: Target, load: Callable[[str], Compiler], environment: Mapping[str, str]
+    ) -> None:
         self.jobs: dict[KeyId, Job] = {}
         self.refused = Refusals()
         # Made under another fingerprint or on another device: kept in the log, of no use here.
         self.foreign = 0
         self._target = target
         self._load = load
+        self._packages = allowed_packages(environment)
         self._fingerprints: dict[str, str] = {}
 
     def add(self, record: Record) -> bool:
@@ -136,7 +143,8 @@ class Rebuilder:
                 return True
             self.foreign += 1
         except (NotRebuildable, CompilerUnavailable) as error:
-            self.refused.add(record, str(error))
+            home = home_problem(record.request, self._packages)
+            self.refused.add(record, f"{home}; {error}" if home else str(error))
         except Exception as error:
             # A defect of ours that a record has found.
             self.refused.add(record, f"not understood ({type(error).__name__}: {error})")

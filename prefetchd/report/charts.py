@@ -10,7 +10,8 @@ import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from prefetchd.log_commands import moment, printable
+from prefetchd.log_commands import moment
+from prefetchd.plain_text import printable
 from prefetchd.report.axis import Axis
 from prefetchd.report.gathering import COLUMNS, MAX_TEXT, Bar, Lane, Report
 

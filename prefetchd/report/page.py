@@ -13,7 +13,8 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 
-from prefetchd.log_commands import moment, printable
+from prefetchd.log_commands import moment
+from prefetchd.plain_text import printable
 from prefetchd.report.charts import coverage, stalls, timeline
 from prefetchd.report.gathering import MAX_TEXT, Report, rank_of
 

@@ -19,6 +19,7 @@ from prefetchd.learned_profile import LEARNED, Deployment, Learner, learn
 from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
 from prefetchd.protocol import Batch, Request, expand, request_to_fields
 from prefetchd.provider import Limits, Provider
+from prefetchd.replayed_packages import HOME_PACKAGES
 from prefetchd.requests.deep_gemm import (
     Fp8GemmNt,
     Fp8GroupedContiguousNt,
@@ -50,7 +51,7 @@ def records(requests: Iterable[Request]) -> list[Record]:
 
 
 def learned(requests: Iterable[Request], deployment: Deployment = DEPLOYMENT) -> Profile:
-    return learn(records(requests), deployment).profile()
+    return learn(records(requests), deployment, HOME_PACKAGES).profile()
 
 
 def universe(provider: Provider, profile: Profile) -> set[Request]:
@@ -222,6 +223,26 @@ def test_what_cannot_be_learned_from_is_counted_with_its_reason() -> None:
     profile = learner.profile()
 
     assert (learner.requests, learner.left_out.total(), len(profile.notes)) == (1, 5, 5)
+
+
+def test_home_that_no_setting_allows_enters_no_profile() -> None:
+    # Whoever uses the profile imports its homes, and who wrote the log is unknown.
+    for home, sites in (("mine.kernels", 1), ("fla", 1), ("antigravity", 0), ("cute:os", 0)):
+        learner = Learner(DEPLOYMENT, (*HOME_PACKAGES, "mine"))
+        learner.add(
+            {"op": "chunk_kda", "tokens": 8, "heads": 2, "key_dim": 64, "value_dim": 64, "home": home}
+        )
+        learner.add(request_to_fields(gemm(5)))
+
+        assert len(learner.profile().kernels) == sites, home
+
+
+def test_notes_hold_nothing_that_a_terminal_obeys() -> None:
+    learner = Learner(DEPLOYMENT)
+    learner.add({"op": "\x1b]0;title\x07\nnote: all is well", "m": 3})
+    learner.add(request_to_fields(gemm(5)))
+
+    assert all(note.isprintable() for note in learner.profile().notes)
 
 
 def test_log_of_a_thousand_models_is_bounded() -> None:

@@ -100,6 +100,19 @@ def test_refused_record_is_told_with_its_reason_and_makes_status_1(machine: Mach
     assert f"deep_jit {other.key}: refused: key {other.key}: its source" in out
 
 
+def test_nothing_of_a_log_is_obeyed_by_the_terminal(machine: Machine) -> None:
+    escapes = "\x1b]0;title\x07\x1b[2J\n0 problems"
+    path = machine.log(msgspec.structs.replace(machine.records(1)[0], key=escapes))
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode({"kind": escapes}) + b"\n")
+
+    status, out, _ = machine.run()
+
+    assert (status, out.count("refused: key"), out.count("unreadable")) == (1, 1, 1)
+    assert all(line.isprintable() for line in out.splitlines())
+    assert not any(line.startswith("0 problems") for line in out.splitlines())
+
+
 def test_compile_that_fails_makes_status_1(machine: Machine) -> None:
     good = machine.records(1, 2)
     machine.log(*good)

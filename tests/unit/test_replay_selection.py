@@ -28,7 +28,7 @@ class Made(Compiler):
 
     def rebuild(self, record: Record) -> Job:
         what = (record.rebuild or {}).get("what")
-        if what == "refuse":
+        if what == "refuse" or record.rebuild is None:
             raise NotRebuildable("rebuild.what: 'refuse'")
         if what == "fail":
             raise RecursionError("a defect")
@@ -60,7 +60,36 @@ def gemm(m: int, n: int = 512, **fields: Any) -> Record:
 
 @pytest.fixture
 def rebuilder() -> Rebuilder:
-    return Rebuilder(H200, load)
+    return Rebuilder(H200, load, {})
+
+
+def kda(home: str) -> Record:
+    request = {"op": "chunk_kda", "tokens": 8, "heads": 2, "key_dim": 64, "value_dim": 64, "home": home}
+    return record(f"key of {home}", provider="kda", request=request, rebuild=None)
+
+
+def test_request_whose_home_no_setting_allows_is_refused_and_never_traced() -> None:
+    # A provider imports the home of a request, so a log that names one would have its module run.
+    allowed = [
+        kda("fla"),
+        kda("fla.ops.kda"),
+        kda("flashinfer"),
+        kda("mine.kernels"),
+        kda("cute:mine.kernels"),
+    ]
+    others = [kda("antigravity"), kda("os.path"), kda("cute:os"), kda("flawed.kernels"), kda("")]
+    environment = {"PREFETCHD_REPLAY_PACKAGES": "mine"}
+
+    asked, rest = split([*allowed, *others], {"kda"}, environment)
+    rebuilder = Rebuilder(H200, load, environment)
+    for each in rest:
+        rebuilder.add(each)
+
+    assert [each.record for each in asked] == allowed
+    assert rebuilder.refused.count == len(others)
+    for problem in rebuilder.refused.problems:
+        assert "request.home" in problem.text
+        assert "replay_packages" in problem.text
 
 
 def test_records_with_a_known_request_and_an_installed_provider_are_traced() -> None:
@@ -76,7 +105,7 @@ def test_records_with_a_known_request_and_an_installed_provider_are_traced() -> 
         gemm(9, request={"op": "fp8_gemm_nt", "m": 2**80, "n": 1, "k": 1}),
     ]
 
-    asked, rest = split([traced, *others], {"deep_gemm"})
+    asked, rest = split([traced, *others], {"deep_gemm"}, {})
 
     assert [each.record for each in asked] == [traced]
     assert rest == others
@@ -85,7 +114,7 @@ def test_records_with_a_known_request_and_an_installed_provider_are_traced() -> 
 def test_requests_of_one_site_are_one_sweep_in_the_order_of_the_dearest() -> None:
     records = [gemm(64, n=1024), gemm(3), gemm(1), gemm(64, n=1024), gemm(2)]
 
-    asked, _ = split(records, {"deep_gemm"})
+    asked, _ = split(records, {"deep_gemm"}, {})
     first, second = traceable(asked)
 
     assert [request.n for request in first.sweep.expand()] == [1024]  # type: ignore[attr-defined]

@@ -186,15 +186,15 @@ class FlashInferCute(ForkedCompiler):
             raise ArtifactInvalid(f"{job.key}: {error}") from error
 
     def entry_path(self, key: str, root: Path) -> Path:
-        """See `Compiler`: an object file. Raises `ValueError` for what is no key, above all for a path."""
-        path, _, _ = msgspec.convert(key, KeyText).rpartition("@")
-        if ".." in path.split("/") or "." in path.split("/"):
-            raise ValueError(f"{key!r} is no key of a kernel of FlashInfer's")
-        return root / f"{path}.o"
+        """See `Compiler`: the module's directory, which the library too makes and throws away as a whole.
+
+        Raises `ValueError` for what is no key, above all for a path.
+        """
+        return _object(key, root).parent
 
     def state(self, key: str, root: Path) -> EntryState:
         """See `Compiler`."""
-        path = self.entry_path(key, root)
+        path = _object(key, root)
         try:
             content = path.read_bytes()
             meta = (path.parent / META).read_bytes()
@@ -209,7 +209,7 @@ class FlashInferCute(ForkedCompiler):
 
     def publish(self, job: Job, staging: Path, root: Path) -> bool:
         """See `Compiler`. Raises `OSError` also where the library's lock is not to be had."""
-        final = self.entry_path(job.key, root)
+        final = _object(job.key, root)
         entry, module = self.staged_entry(job.key, staging), final.parent
         with _library_lock(module):
             meta = module / META
@@ -275,6 +275,14 @@ def key_of(spec: Any, root: Path) -> str:
     except ValueError as error:
         raise CompilerUnavailable(f"FlashInfer keeps {spec.name} outside of {root}: {error}") from error
     return f"{path}@{_digest(json.dumps(spec.expected_meta).encode())}"
+
+
+def _object(key: str, root: Path) -> Path:
+    """The object file of a kernel. Raises `ValueError` for what is no key."""
+    path, _, _ = msgspec.convert(key, KeyText).rpartition("@")
+    if {"..", "."} & set(path.split("/")):
+        raise ValueError(f"{key!r} is no key of a kernel of FlashInfer's")
+    return root / f"{path}.o"
 
 
 def _digest(meta: bytes) -> str:

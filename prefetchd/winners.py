@@ -21,11 +21,18 @@ from typing import Annotated, Any
 
 import msgspec
 
+from prefetchd.nesting import is_deeper
 from prefetchd.targets import Target
 
 WINNER_VERSION = 1
 # A record is about 600 bytes; a line beyond this is not one of ours.
 MAX_LINE_BYTES = 1 << 16
+# A model has some hundred tunings; a file far beyond that would be read by each daemon and each engine.
+MAX_FILE_BYTES = 16 << 20
+# Lines that are no winners, told one by one.
+MAX_PROBLEMS = 100
+# Of a key or a configuration, which are lists of numbers and names.
+MAX_DEPTH = 16
 # fla's own kernels; copies of them in engines need not treat results as fla does.
 FLA_MODULES = "fla."
 
@@ -212,24 +219,43 @@ def decode_winner(line: bytes) -> Winner:
     """The winner of one line; a newer version is read as far as it is known. Raises `ValueError`."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"line of {len(line)} bytes, more than {MAX_LINE_BYTES}")
-    return msgspec.json.decode(line, type=Winner)
+    try:
+        winner = msgspec.json.decode(line, type=Winner)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+    for field, value in (("key", winner.key), ("config.kwargs", winner.config.kwargs)):
+        if is_deeper(value, MAX_DEPTH):
+            raise ValueError(f"{field}: nested deeper than {MAX_DEPTH} levels; not a winner of ours")
+    return winner
 
 
 def read_winners(path: Path) -> tuple[list[Winner], list[str]]:
-    """The file's winners, and a text for each line that is none. Raises `WinnersUnreadable`."""
+    """The file's winners, and texts on the lines that are none. Raises `WinnersUnreadable`.
+
+    Whatever the file is, no more of it is read than `MAX_FILE_BYTES`.
+    """
     try:
-        lines = path.read_bytes().splitlines()
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise WinnersUnreadable(
             f"{path}: {error.strerror}; name a file that `prefetchd winners collect --out` wrote"
         ) from error
-    winners, problems = [], []
-    for number, line in enumerate(lines, 1):
+    winners, problems, unread = [], [], 0
+    for number, line in enumerate(data[:MAX_FILE_BYTES].splitlines(), 1):
         if line.strip():
             try:
                 winners.append(decode_winner(line))
             except ValueError as error:
-                problems.append(f"{path}:{number}: not a winner, skipped: {error}")
+                unread += 1
+                if unread <= MAX_PROBLEMS:
+                    problems.append(f"{path}:{number}: not a winner, skipped: {error}")
+    if unread > MAX_PROBLEMS:
+        problems.append(f"{path}: {unread} lines in all are no winners")
+    if len(data) > MAX_FILE_BYTES:
+        problems.append(
+            f"{path}: only its first {MAX_FILE_BYTES >> 20} MiB are read; remove it, or what is old"
+        )
     return winners, problems
 
 
@@ -243,7 +269,12 @@ def append_winners(path: Path, winners: Iterable[Winner]) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         with os.fdopen(file, "r+b", buffering=0) as out:
-            out.write(_line_end(out.fileno()) + b"".join(map(encode_winner, new)))
+            data = _line_end(out.fileno()) + b"".join(map(encode_winner, new))
+            if os.fstat(file).st_size + len(data) > MAX_FILE_BYTES:
+                raise WinnersUnreadable(
+                    f"{path}: has reached {MAX_FILE_BYTES >> 20} MiB; remove it, or what is old in it"
+                )
+            out.write(data)
             os.fsync(file)
     except OSError as error:
         raise WinnersUnreadable(f"{path}: cannot be written: {error.strerror}; name another file") from error

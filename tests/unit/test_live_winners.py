@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_winners import DIGEST, H100, H200, tuning, winner
+from winners_bench import DIGEST, H100, H200, tuning, winner
 
 from prefetchd.compilers.triton_results import read_result
 from prefetchd.config import Settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from winners_bench import CANDIDATES, H100, H200, candidate, tuning, winner
 
 from prefetchd.winners import (
+    MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     WINNER_VERSION,
     Configuration,
@@ -80,6 +82,39 @@ class TestFile:
 
         assert winners == [winner()]
         assert [text.split(": ")[0] for text in problems] == [f"{path}:{n}" for n in (1, 4, 5)]
+
+    @pytest.mark.parametrize("depth", [17, 500, 990, 1000, 20000])
+    def test_deeply_nested_line_is_no_winner(self, tmp_path: Path, depth: int) -> None:
+        path = tmp_path / "winners.jsonl"
+        nested = encode_winner(winner(key=["inside"])).replace(b'"inside"', b"[" * depth + b"]" * depth)
+        path.write_bytes(nested + encode_winner(winner()))
+
+        winners, problems = read_winners(path)
+
+        assert (merge(winners), len(problems)) == ([winner()], 1)
+
+    def test_neither_noise_nor_endless_files_take_memory(self, tmp_path: Path) -> None:
+        path = tmp_path / "winners.jsonl"
+        path.write_bytes(encode_winner(winner()) + b"noise\n" * 50_000)
+        with path.open("ab") as file:
+            file.truncate(1 << 40)
+
+        tracemalloc.start()
+        winners, problems = read_winners(path)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+        assert (winners, len(problems)) == ([winner()], 102)
+        assert peak < 8 * MAX_FILE_BYTES
+
+    def test_full_file_is_not_added_to(self, tmp_path: Path) -> None:
+        path = tmp_path / "winners.jsonl"
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE_BYTES - 10)
+
+        with pytest.raises(WinnersUnreadable, match="remove it"):
+            append_winners(path, [winner()])
+        assert path.stat().st_size == MAX_FILE_BYTES - 10
 
     def test_missing_file_is_an_error_that_says_how_to_make_one(self, tmp_path: Path) -> None:
         with pytest.raises(WinnersUnreadable, match="winners collect"):

@@ -346,12 +346,7 @@ def find_function(variant: Variant) -> Any:
     """
     where = f"the kernel {variant.module}.{variant.name}"
     try:
-        found: Any = import_kernels(variant.module)
-        for name in variant.name.split("."):
-            found = getattr(found, name)
-            if isinstance(found, ModuleType) or name.startswith("__"):
-                raise CompilerUnavailable(f"{where}: {name!r} leads out of its module; not a record of ours")
-        function = jit_function(found)
+        function = jit_function(named_within(variant.module, variant.name))
     except (ImportError, AttributeError) as error:
         raise CompilerUnavailable(
             f"{where} cannot be found: {error}; it takes a module attribute that leads to it, in the package "
@@ -363,6 +358,22 @@ def find_function(variant: Variant) -> Any:
             f"{where} is {'.'.join(home)} here; the engine's package is another version: record it anew"
         )
     return function
+
+
+def named_within(module: str, path: str) -> Any:
+    """What a dotted name within a module leads to, with what stands around a kernel there.
+
+    Raises `CompilerUnavailable` for a name that leads into another module, which it might even import, and
+    `ImportError` or `AttributeError` where there is none.
+    """
+    found: Any = import_kernels(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+        if isinstance(found, ModuleType) or name.startswith("__"):
+            raise CompilerUnavailable(
+                f"the kernel {module}.{path}: {name!r} leads out of its module; not a record of ours"
+            )
+    return found
 
 
 def import_kernels(module: str) -> ModuleType:

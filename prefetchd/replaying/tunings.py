@@ -65,18 +65,16 @@ def _tuner(winner: Winner, environment: dict[str, str]) -> Any:
     from triton.runtime.autotuner import Autotuner
 
     from prefetchd.compilers.triton_capture import jit_function
-    from prefetchd.compilers.triton_records import check_dotted, check_module, import_kernels
+    from prefetchd.compilers.triton_records import check_dotted, check_module, named_within
 
     try:
         check_dotted("module", winner.module)
         check_dotted("kernel", winner.kernel)
         check_module("module", winner.module, environment)
-        found: Any = import_kernels(winner.module)
-        for name in winner.kernel.split("."):
-            found = getattr(found, name)
+        found: Any = named_within(winner.module, winner.kernel)
         function = jit_function(found)
         home = (function.fn.__module__, function.fn.__qualname__)
-    except NotRebuildable as error:
+    except (NotRebuildable, CompilerUnavailable) as error:
         raise NoTuner(str(error)) from error
     except Exception as error:
         # Whatever a library raises when it is imported.

@@ -17,7 +17,9 @@ from prefetchd.compilers.triton_capture import Variant
 from prefetchd.compilers.triton_keys import KeyParts
 from prefetchd.compilers.triton_records import find_function, modules_of, recorded, variant_of
 from prefetchd.config import compile_settings, load_settings
+from prefetchd.replaying.tunings import NoTuner, tuning_of
 from prefetchd.shapelog import Record
+from prefetchd.winners import Winner
 
 KEY = key_of("ab" * 32)
 PARTS = KeyParts(
@@ -31,6 +33,10 @@ PARTS = KeyParts(
     environment={},
     stages_hook=False,
 )
+WINNER = {
+    **{"gpu": "NVIDIA H200", "sm_count": 132, "triton": "3.8.0", "module": "kernels", "kernel": "scale"},
+    **{"source": "ab", "key": [1], "config": {"kwargs": {}}, "timing_ms": [1.0]},
+}
 SPECIALIZATION: dict[str, Any] = {
     "name": "kernels.ops.scale",
     "signature": {"x": "*fp32", "n": "i32", "BLOCK": "constexpr"},
@@ -272,6 +278,19 @@ def test_worker_follows_no_name_out_of_the_kernels_module(
 
     with pytest.raises(CompilerUnavailable, match=reason):
         find_function(variant)
+
+
+def test_winners_name_leads_into_no_other_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    # A module that imports more as soon as an attribute of it is looked at, as some libraries do.
+    (tmp_path / "lazy.py").write_text("def __getattr__(name):\n    raise SystemExit('it ran')\n")
+    (tmp_path / "tempting.py").write_text("import lazy\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environment = {"PREFETCHD_REPLAY_PACKAGES": "tempting", "PYTHONPATH": str(tmp_path)}
+    named = {**WINNER, "module": "tempting", "kernel": "lazy.bomb"}
+
+    with pytest.raises(NoTuner, match="'lazy' leads out of its module"):
+        tuning_of(msgspec.convert(named, Winner), environment)
 
 
 def test_constant_that_json_cannot_write_is_the_librarys_own(rebuilt: Callable[..., Variant]) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from prefetchd.cute.hooks import Hooks, Place
 from prefetchd.cute.loading import preload
 from prefetchd.introduction import driver_is_up
 from prefetchd.observing.call_site import call_site
+from prefetchd.observing.cute_flashinfer import FlashInferBuilds
 from prefetchd.targets import Target, probe_target
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ log = logging.getLogger("prefetchd")
 
 # A library is a few calls deep between its entry point and its dict.
 MAX_FRAMES = 64
+# As the observer has it: it names no compile.
+NO_TOKEN = 0
 
 
 class CuteDslAdaptor:
@@ -45,6 +48,7 @@ class CuteDslAdaptor:
         self._target = target
         self._environment = dict(os.environ if environment is None else environment)
         self._hooks: Hooks | None = None
+        self._builds: FlashInferBuilds | None = None
         self._stop = threading.Event()
         self.mode: EngineMode | None = None
         # What loading the DSL's own libraries took at `install`; empty where that was left for later.
@@ -64,9 +68,10 @@ class CuteDslAdaptor:
         if stored and driver_is_up():
             # In a process without the device the DSL would take another architecture for its own.
             self.preloaded = preload()
-        self.mode, self._hooks = attach(
-            root, self._device, self._environment, places, _Reports(observer, self._describe_architecture)
-        )
+        self._builds = FlashInferBuilds(observer, self._environment)
+        self._builds.install()
+        reports = _Reports(observer, self._describe_architecture, self._builds.building)
+        self.mode, self._hooks = attach(root, self._device, self._environment, places, reports)
         if settings.cute_preload and self.preloaded:
             self._stop = threading.Event()
             threading.Thread(
@@ -76,6 +81,9 @@ class CuteDslAdaptor:
     def remove(self) -> None:
         """Puts the library's own dicts and functions back, with what they hold by now."""
         self._stop.set()
+        if self._builds is not None:
+            self._builds.remove()
+            self._builds = None
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None
@@ -91,15 +99,22 @@ class CuteDslAdaptor:
 class _Reports:
     """What the engine's mode tells, as the observer takes it."""
 
-    def __init__(self, observer: Observer, architecture: Any) -> None:
+    def __init__(
+        self, observer: Observer, architecture: Callable[[], str], told_elsewhere: Callable[[], bool]
+    ) -> None:
         self._observer, self._architecture = observer, architecture
+        self._told_elsewhere = told_elsewhere
 
     def began(self, place: Place | None, name: str, subject: Any) -> int:
         """See `Listener`."""
+        if self._told_elsewhere():
+            return NO_TOKEN
         return self._observer.started(COMPILER, key=name, site=call_site(_outside(sys._getframe(1))))
 
     def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
         """See `Listener`."""
+        if token == NO_TOKEN:
+            return
         parts, rebuild = {}, None
         if place is not None and name:
             parts, rebuild = parts_of(place), self._rebuild(place, name)

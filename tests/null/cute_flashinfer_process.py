@@ -13,14 +13,17 @@ import time
 from typing import Any
 
 import torch
-from cute_process import Ticker, Windows, forbid_compiling
+from cute_process import Sink, Ticker, Windows, forbid_compiling
 
 from prefetchd.cute.artifacts import find_root
 from prefetchd.cute.engine import attach
 from prefetchd.cute.homes import sites
 from prefetchd.cute.loading import preload
+from prefetchd.observer import Observer
+from prefetchd.observing.cute_dsl import CuteDslAdaptor
 from prefetchd.profiles import read_profile
 from prefetchd.provider import Limits, load_providers
+from prefetchd.shapelog import encode_record
 from prefetchd.targets import load_target
 
 PROVIDERS = ("kda_cute", "gdn_cute")
@@ -31,15 +34,24 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--profile", required=True)
     parser.add_argument("--allowed", action="store_true", help="Compile what is not found.")
+    parser.add_argument("--observed", action="store_true", help="As --allowed, and tell the records.")
     arguments = parser.parse_args()
     target, environment = load_target(arguments.target), dict(os.environ)
     torch.zeros(1, device="cuda")
     took = preload()
-    mode, _ = attach(find_root(environment, None), lambda: target, environment, sites())
+    sink = Sink()
+    observer = Observer(sink)
+    if arguments.observed:
+        adaptor = CuteDslAdaptor(target)
+        adaptor.install(observer)
+        assert adaptor.mode is not None
+        mode = adaptor.mode
+    else:
+        mode, _ = attach(find_root(environment, None), lambda: target, environment, sites())
     providers = load_providers(PROVIDERS)
     for provider in providers.values():
         provider.warm_up()
-    if not arguments.allowed:
+    if not arguments.allowed and not arguments.observed:
         forbid_compiling()
     own = time_own_loads()
     profile = read_profile(arguments.profile)
@@ -69,6 +81,8 @@ def main() -> None:
                 "wait_while_loading_ms": ticks.longest_ms(loads),
                 "wait_while_compiling_ms": ticks.longest_ms(compiles),
                 "failures": failures,
+                "records": [encode_record(record).decode() for record in sink.records],
+                "figures": observer.figures(),
             }
         )
     )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("flashinfer")
 
+from prefetchd.compilers.base import EntryState, fingerprint_id
+from prefetchd.compilers.cute_dsl_flashinfer import FlashInferCute
 from prefetchd.null_device import launcher
+from prefetchd.shapelog import decode_record, encode_record
 from prefetchd.targets import load_target
 
 HERE = Path(__file__).parent
@@ -45,11 +50,11 @@ def warm(place: Path, target: str, profile: Path, *options: str) -> dict[str, An
     return answer
 
 
-def engine(place: Path, target: str, profile: Path) -> dict[str, Any]:
+def engine(place: Path, target: str, profile: Path, *options: str) -> dict[str, Any]:
     child = launcher.environment(load_target(target), environment(place), integer_ops=True)
     script = str(HERE / "cute_flashinfer_process.py")
     done = subprocess.run(
-        [sys.executable, script, "--target", target, "--profile", str(profile)],
+        [sys.executable, script, "--target", target, "--profile", str(profile), *options],
         env=child, cwd=place, capture_output=True, text=True, check=False, timeout=LIMIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -87,12 +92,47 @@ def test_kda_and_gdn_are_compiled_without_a_gpu_and_served_without_a_compile(
     assert served["wait_while_loading_ms"] <= WAIT_MS
 
 
+def decode_profile(place: Path) -> Path:
+    """The kernel that compiles quickly."""
+    head, *sites = (HERE / "flashinfer.profile.toml").read_text().split("[[kernels]]")
+    profile = place / "decode.profile.toml"
+    profile.write_text(head + "[[kernels]]" + next(site for site in sites if "fused_kda_decode" in site))
+    return profile
+
+
+@pytest.mark.slow
+def test_what_flashinfer_compiled_itself_is_recorded_by_its_own_name_and_compiled_again(
+    tmp_path: Path,
+) -> None:
+    profile = decode_profile(tmp_path)
+    seen = engine(tmp_path, "b300", profile, "--observed")
+    (record,) = (decode_record(line.encode()) for line in seen["records"])
+    assert seen["figures"]["flashinfer_cute.compiles"] == 1
+    assert "cute_dsl.compiles" not in seen["figures"]
+    target, compiler = load_target("b300"), FlashInferCute(load_target("b300"), environment(tmp_path))
+    assert compiler.state(record.key, compiler.cache_root()) is EntryState.PUBLISHED
+    (kernel,) = tmp_path.rglob("fused_kda_decode*/*.o")
+    made = kernel.read_bytes()
+    shutil.rmtree(kernel.parent)
+    known = {"gpu": target.name, "capability": target.capability, "sm_count": target.sm_count}
+    known["fingerprint"] = fingerprint_id(compiler.fingerprint())
+    log = tmp_path / "host.rank0.jsonl"
+    log.write_bytes(encode_record(msgspec.structs.replace(record, **known)))
+
+    done = subprocess.run(
+        [str(PREFETCHD), "replay", str(log), "--target", "b300", "--json"], env=environment(tmp_path),
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    )  # fmt: skip
+
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    assert kernel.read_bytes() == made
+    assert engine(tmp_path, "b300", profile)["failures"] == []
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_module_that_flashinfer_would_throw_away_is_replaced_and_not_mixed(tmp_path: Path) -> None:
-    profile = tmp_path / "decode.profile.toml"
-    head, *sites = (HERE / "flashinfer.profile.toml").read_text().split("[[kernels]]")
-    profile.write_text(head + "[[kernels]]" + next(site for site in sites if "fused_kda_decode" in site))
+    profile = decode_profile(tmp_path)
     warm(tmp_path, "b300", profile)
     (meta,) = tmp_path.rglob("fused_kda_decode*/meta.json")
     (kernel,) = meta.parent.glob("*.o")

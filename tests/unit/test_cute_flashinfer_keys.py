@@ -1,4 +1,4 @@
-"""FlashInfer's own directory of CuTe kernels as files: what is found in it, what is published, and when not."""
+"""FlashInfer's own directory of CuTe kernels as files: what is found, what is published, and when not."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import math
 import mmap
 import os
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,10 @@ from prefetchd.endpoint import EndpointError, find_endpoint
 PAGE = "page"
 # As many bytes as one machine word, so that they change in one step.
 NOBODY = b"00000000"
+# Directories without their name so far; one that stays so for a minute has lost its maker.
+UNFINISHED, UNFINISHED_S = ".new-", 60.0
+# Processes of one number, each in a pid namespace of its own.
+MAX_NAMESAKES = 64
 # What is read of a file: generated sources have a few KB, command lines less.
 MAX_SOURCE = 1 << 20
 
@@ -88,25 +93,18 @@ class Spool:
     """This process's directory. Raises `SpoolUnusable`."""
 
     def __init__(self, base: Path) -> None:
-        self.directory = base / str(os.getpid())
         self._claimed: set[str] = set()
-        self._lock = threading.Lock()
+        # Reentrant, since a signal handler of the engine's may compile too.
+        self._lock = threading.RLock()
         try:
             base.mkdir(mode=0o700, exist_ok=True)
             remove_dead(base)
-            # A predecessor with this number is dead.
-            shutil.rmtree(self.directory, ignore_errors=True)
-            self.directory.mkdir(mode=0o700)
-            self._file = os.open(self.directory / PAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Before it is mapped: on a full disk this fails, while touching the page would be fatal.
-            if os.write(self._file, NOBODY) != len(NOBODY):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self.directory, self._file = _make_directory(base)
             self._map = mmap.mmap(self._file, len(NOBODY))
         except OSError as error:
             raise SpoolUnusable(
-                f"{self.directory}: {error.strerror or error}; give XDG_RUNTIME_DIR or TMPDIR a private "
-                "directory with some room"
+                f"{base}: {error.strerror or error}; give XDG_RUNTIME_DIR or TMPDIR a private directory with "
+                "some room"
             ) from error
         # One word, in place: `word[0]` changes when a compile begins.
         self.word: memoryview = memoryview(self._map).cast("Q")
@@ -189,35 +187,75 @@ class Spool:
             return 0.0
 
 
+def _make_directory(base: Path) -> tuple[Path, int]:
+    """A directory under this process's number, and its page, whose lock was ours before anyone saw it."""
+    made = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=base))
+    file = os.open(made / PAGE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Before it is mapped: on a full disk this fails, while touching the page would be fatal.
+        if os.write(file, NOBODY) != len(NOBODY):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return _named(made, base), file
+    except BaseException:
+        os.close(file)
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _named(made: Path, base: Path) -> Path:
+    """Its name from now on. In another pid namespace a process with our number may live."""
+    for suffix in ("", *(f"-{number}" for number in range(1, MAX_NAMESAKES))):
+        try:
+            return made.rename(base / f"{os.getpid()}{suffix}")
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise OSError(errno.EEXIST, f"{MAX_NAMESAKES} processes with the number {os.getpid()} live")
+
+
 def remove_dead(base: Path) -> None:
     """Removes the directories of processes that are gone."""
     for directory in list(base.iterdir()):
         with contextlib.suppress(OSError):
-            if not _is_held(directory / PAGE):
-                shutil.rmtree(directory, ignore_errors=True)
+            if directory.name.startswith(UNFINISHED):
+                # Its maker may be about to lock it.
+                if time.time() - directory.stat().st_mtime > UNFINISHED_S:
+                    shutil.rmtree(directory, ignore_errors=True)
+                continue
+            with _unheld(directory / PAGE) as dead:
+                # Under the lock, so that a successor with this number does not find it half removed.
+                if dead:
+                    shutil.rmtree(directory, ignore_errors=True)
 
 
 def running(base: Path) -> Iterator[Running]:
     """Every run of nvcc that some engine of this user waits for now, whatever that engine's threads do."""
     for directory in sorted(base.iterdir()) if base.is_dir() else ():
         with contextlib.suppress(OSError):
-            if not directory.name.isdecimal() or not _is_held(directory / PAGE):
-                continue
+            engine = directory.name.partition("-")[0]
+            with _unheld(directory / PAGE) as dead:
+                if dead or not engine.isdecimal():
+                    continue
             for path in sorted(directory.glob("*.argv")):
                 if not path.with_suffix(".end").exists() and path.stem.isdecimal() and _lives(int(path.stem)):
                     command = _read(path).replace(b"\0", b" ").decode("utf-8", "replace").strip()
-                    yield Running(int(directory.name), int(path.stem), path.stat().st_mtime, command)
+                    yield Running(int(engine), int(path.stem), path.stat().st_mtime, command)
 
 
-def _is_held(page: Path) -> bool:
+@contextlib.contextmanager
+def _unheld(page: Path) -> Iterator[bool]:
+    """Whether nobody has the lock of that page; meanwhile we have it. Raises `OSError` without a page."""
     file = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(file)
-    return False
 
 
 def _lives(process: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -278,6 +279,39 @@ def test_the_directory_of_a_dead_process_is_removed_and_that_of_a_live_one_is_no
     module.remove_dead(base)
 
     assert [path.name for path in base.iterdir()] == [str(os.getpid())]
+
+
+def test_process_that_is_just_beginning_is_not_taken_for_a_dead_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tmp_path / "nvcc"
+    lock = fcntl.flock
+
+    def another_begins_just_then(file: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        module.remove_dead(base)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", another_begins_just_then)
+    spool = Spool(base)
+
+    assert [path.name for path in spool.directory.iterdir()] == ["page"]
+    spool.close()
+
+
+def test_process_of_the_same_number_in_another_namespace_keeps_its_directory(
+    nvcc: Path, spool: Spool
+) -> None:
+    base = spool.directory.parent
+    (spool.directory / "1.argv").touch()
+
+    second = Spool(base)
+    engine = subprocess.Popen([STAND_IN, "x"], env=environment(nvcc, second), stdout=subprocess.DEVNULL)
+    assert engine.wait(LIMIT_S) == 0
+
+    assert (spool.unfinished(), second.finished()) == (["1"], [str(engine.pid)])
+    assert {path.name for path in base.iterdir()} == {str(os.getpid()), f"{os.getpid()}-1"}
+    second.close()
 
 
 def test_compiles_at_the_same_time_are_all_left(nvcc: Path, spool: Spool) -> None:

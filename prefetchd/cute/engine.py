@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from prefetchd.cute.artifacts import Found, Unloadable, entry_name, find, mark_used, names
 from prefetchd.cute.fingerprint import (
@@ -33,8 +33,22 @@ from prefetchd.targets import Target
 log = logging.getLogger("prefetchd")
 
 COMPILER = "cute_dsl"
-# Functions that a dict has not been given yet; a library assigns each right after its compile.
-MAX_UNNAMED = 64
+
+
+class _Compiled(NamedTuple):
+    """A compile that has ended and is not told yet, because a dict may name it."""
+
+    function: Any
+    token: int
+    seconds: float
+
+
+class _Unnamed(threading.local):
+    """Of this thread: whether a dict lacked a key, and what was compiled since."""
+
+    def __init__(self) -> None:
+        self.missed = False
+        self.compiled: list[_Compiled] = []
 
 
 class Listener(Protocol):
@@ -84,21 +98,28 @@ class EngineMode:
         self._prints: dict[tuple[str, ...], tuple[str, str]] = {}
         # Loaded ahead by `preload_all`, by entry name.
         self._ready: dict[str, Any] = {}
-        # Compiled for a dict that has not named them yet: the function, its token and what it took.
-        self._unnamed: dict[int, tuple[Any, int, float]] = {}
+        self._unnamed = _Unnamed()
         # By what ended: hit, miss, unkeyable, refused, failed. Read by tests, metrics and people.
         self.counts: dict[str, int] = {}
         self.seconds: dict[str, list[float]] = {"load": [], "compile": []}
 
     def look_up(self, place: Place) -> Any | None:
         """See `Mode`."""
-        return self._find(place)
+        self._tell_unnamed()
+        found = self._find(place)
+        self._unnamed.missed = found is None
+        return found
 
     def assigned(self, place: Place, value: Any) -> None:
         """See `Mode`: now the compile has its name."""
-        compiled, token, seconds = self._unnamed.pop(id(unwrapped(value)), (None, 0, 0.0))
-        if compiled is not None:
-            self._listener.over(token, place, self.name_of(place), seconds, True)
+        function = unwrapped(value)
+        for compiled in self._unnamed.compiled:
+            if compiled.function is function:
+                self._unnamed.compiled.remove(compiled)
+                self._listener.over(compiled.token, place, self.name_of(place), compiled.seconds, True)
+                break
+        self._unnamed.missed = False
+        self._tell_unnamed()
 
     def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
         """See `Mode`."""
@@ -116,8 +137,8 @@ class EngineMode:
         seconds = time.perf_counter() - begun
         self.seconds["compile"].append(seconds)
         self._count("compiled")
-        if place is None and len(self._unnamed) < MAX_UNNAMED:
-            self._unnamed[id(compiled)] = (compiled, token, seconds)
+        if place is None and self._unnamed.missed:
+            self._unnamed.compiled.append(_Compiled(compiled, token, seconds))
         else:
             self._listener.over(token, place, name, seconds, True)
         return compiled
@@ -182,6 +203,12 @@ class EngineMode:
         self._count("hit")
         self._listener.loaded(place, name, seconds)
         return function
+
+    def _tell_unnamed(self) -> None:
+        """What no dict was given has ended without a name."""
+        while self._unnamed.compiled:
+            compiled = self._unnamed.compiled.pop(0)
+            self._listener.over(compiled.token, None, "", compiled.seconds, True)
 
     def _load(self, found: Found, place: Place) -> Any:
         artifact = found.artifact

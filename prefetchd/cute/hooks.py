@@ -102,6 +102,20 @@ class StoreDict(dict[Any, Any]):
         if place is not None:
             self._mode.assigned(place, value)
 
+    def __delitem__(self, key: Any) -> None:
+        dict.__delitem__(self, key)
+        self._asked.discard(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """As `dict.pop`; the store may be asked for the key again."""
+        self._asked.discard(key)
+        return dict.pop(self, key, *default)
+
+    def clear(self) -> None:
+        """As `dict.clear`; the store may be asked for every key again."""
+        dict.clear(self)
+        self._asked.clear()
+
     def _fetch(self, key: Any) -> bool:
         if key in self._asked:
             return False

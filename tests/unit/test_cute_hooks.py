@@ -14,6 +14,7 @@ import pytest
 from prefetchd.cute.engine import EngineMode
 from prefetchd.cute.homes import Site, SiteError, sites
 from prefetchd.cute.hooks import COMPILER_MODULE, Hooks, Place
+from prefetchd.targets import load_target
 
 TABLE = Site("dict", "small_library", "cache", ("small_library",), (1,))
 FUNCTION = Site("function", "small_library", "build", ("small_library",))
@@ -24,8 +25,8 @@ class CompileCallable:
 
     compiles: list[Any]
 
-    def __call__(self, function: Any, *args: Any) -> Any:
-        return self._compile(function, *args)
+    def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._compile(function, *args, **kwargs)
 
     def _compile(self, function: Any, *args: Any) -> Any:
         type(self).compiles.append(args)
@@ -55,6 +56,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         return compile_("first", size), compile_("second", fast)
 
     library.from_table, library.build = from_table, build  # type: ignore[attr-defined]
+    library.compile_ = compile_  # type: ignore[attr-defined]
     library.compiles = owner.compiles  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, COMPILER_MODULE, compiler)
     monkeypatch.setitem(sys.modules, "small_library", library)
@@ -241,6 +243,63 @@ def test_an_engine_compiles_when_anything_about_the_store_fails(library: Any, tm
     assert library.from_table(64)[0] == "compiled"
     assert library.build(64)[0][0] == "compiled"
     assert mode.counts == {"miss": 3, "compiled": 3}
+
+
+class Ends:
+    """Hears of the engine's compiles: how many have begun, and by which key each ended."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.ended: list[str] = []
+
+    def began(self, place: Place | None, name: str, subject: Any) -> int:
+        self.begun += 1
+        return self.begun
+
+    def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
+        self.ended.append(("" if place is None else place.site.attribute) + ("" if ok else " failed"))
+
+    def loaded(self, place: Place, name: str, seconds: float) -> None:
+        raise AssertionError("nothing is stored")
+
+
+def test_every_compile_of_an_engine_ends_with_its_name_or_without(library: Any, tmp_path: Path) -> None:
+    ends = Ends()
+    mode = EngineMode(tmp_path / "store", lambda: load_target("h200"), {}, ends)
+    installed(mode)
+
+    library.from_table(64)
+    library.compile_("of nobody's dict", 1)
+    library.build(64)
+    # A dict that is given something made of what was compiled, which nothing can be loaded as.
+    assert (7, 7) not in library.cache
+    library.cache[7, 7] = [library.compile_("part", 2)]
+
+    assert ends.ended == ["cache", "", "build", "build", ""]
+    assert ends.begun == len(ends.ended)
+
+
+def test_a_failed_compile_is_told_and_raises(library: Any, tmp_path: Path) -> None:
+    ends = Ends()
+    installed(EngineMode(tmp_path / "store", lambda: load_target("h200"), {}, ends))
+
+    with pytest.raises(TypeError):
+        library.compile_("no arguments", *[1], nonsense=2)
+
+    assert ends.ended == [" failed"]
+
+
+def test_a_cleared_dict_asks_again(library: Any) -> None:
+    mode = Store()
+    installed(mode)
+    library.from_table(64)
+
+    library.cache.clear()
+    library.from_table(64)
+    del library.cache[64, 0]
+    library.from_table(64)
+
+    assert len(mode.asked) == 3
 
 
 def test_sites_of_the_settings_are_read_or_refused_with_the_form() -> None:

@@ -170,15 +170,17 @@ class Spool:
                 self._claimed.discard(name)
 
     def close(self) -> None:
-        """Removes the directory; the word keeps its last value."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        """Removes the directory, if it is still ours; the word keeps its last value."""
+        if self._file >= 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self.leave_to_parent()
 
     def leave_to_parent(self) -> None:
         """In a forked child: lets go of what the parent still uses; its lock stays the parent's."""
-        with contextlib.suppress(OSError):
-            os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(file)
 
     def _ended_at(self, name: str) -> float:
         try:

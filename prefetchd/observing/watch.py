@@ -39,6 +39,8 @@ log = logging.getLogger("prefetchd")
 # Of a process that would have ended well, but compiled in fail-fast mode. Not a status that shells, Python or
 # common tools use.
 EXIT_ENGINE_COMPILED = 86
+# Behind whatever the engine finalizes, which may compile.
+CLOSED_LAST = -1000
 COMPILERS = ("deep_jit", "triton", "cute_dsl")
 # By the library's name: where its adaptor is.
 ADAPTORS = {
@@ -130,6 +132,7 @@ class Watch:
 
     def forget_parent(self) -> None:
         """In a forked child: the same adaptors, a thread and a spool of its own."""
+        self.close_with_worker()
         self._lock = threading.RLock()
         self.recorder.forget_parent()
         self.observer.forget_parent()
@@ -137,6 +140,25 @@ class Watch:
             forget = getattr(adaptor, "forget_parent", None)
             if forget is not None:
                 forget()
+
+    def close_with_worker(self) -> None:
+        """multiprocessing's workers leave without `atexit`; what they compiled last is written as well."""
+        util: Any = sys.modules.get("multiprocessing.util")
+        process: Any = sys.modules.get("multiprocessing.process")
+        if util is None or process is None:
+            return
+
+        def finalize(watch: Watch) -> None:
+            util.Finalize(None, watch.close, exitpriority=CLOSED_LAST)
+
+        try:
+            # A worker begins by dropping all finalizers, and runs these then.
+            util.register_after_fork(self, finalize)
+            if process.parent_process() is not None:
+                # It has begun already.
+                finalize(self)
+        except Exception as error:
+            self.recorder.guard.caught("preparing the end of a worker", error)
 
     def exit_status(self) -> int:
         """What a process should end with that would have ended well."""
@@ -265,6 +287,7 @@ def _begin(environment: Mapping[str, str]) -> Watch | None:
     except Exception as error:
         _say_off("every compiler", error)
         return None
+    made.close_with_worker()
     os.register_at_fork(after_in_child=made.forget_parent)
     atexit.register(made.close)
     return made

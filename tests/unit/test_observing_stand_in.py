@@ -281,6 +281,20 @@ def test_the_directory_of_a_dead_process_is_removed_and_that_of_a_live_one_is_no
     assert [path.name for path in base.iterdir()] == [str(os.getpid())]
 
 
+def test_spool_that_was_left_or_closed_touches_nothing_of_others(tmp_path: Path) -> None:
+    # A number that was closed is given to the next file of the engine's.
+    for leave in (Spool.leave_to_parent, Spool.close):
+        spool = Spool(tmp_path / "nvcc")
+        leave(spool)
+        engines = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+
+        spool.close()
+
+        assert spool.directory.exists() is (leave is Spool.leave_to_parent)
+        for file in engines:
+            os.close(file)
+
+
 def test_process_that_is_just_beginning_is_not_taken_for_a_dead_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

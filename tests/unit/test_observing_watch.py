@@ -178,3 +178,39 @@ def test_one_that_does_is_observed_and_its_odd_library_costs_a_line() -> None:
 def test_switched_off_the_import_loads_nothing() -> None:
     assert engine("triton", PREFETCHD_OBSERVE="0") == ([], "")
     assert engine("triton", PREFETCHD="0") == ([], "")
+
+
+WORKER = """
+import multiprocessing, os, sys
+from prefetchd.observing import watch as module
+from prefetchd.config import Settings
+
+def work(name):
+    found = module.watch(dict(os.environ))
+
+    def look():
+        found.observer.ended(found.observer.started("triton", key=name), seconds=1)
+
+    # As an adaptor does that looks every second: what it sees at the very end belongs to the log too.
+    found.recorder.every_second(look)
+
+if __name__ == "__main__":
+    if sys.argv[2] == "early":
+        module.watch(dict(os.environ))
+    worker = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(sys.argv[1],))
+    worker.start()
+    worker.join()
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_a_worker_compiled_last_is_in_the_log(method: str, when: str, tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(WORKER)
+    environment = {**os.environ, "PREFETCHD_LOG_DIR": str(tmp_path / "log"), "PYTHONPATH": str(ROOT)}
+
+    subprocess.run([sys.executable, script, method, when], env=environment, check=True, timeout=LIMIT_S)
+
+    (log,) = (tmp_path / "log").glob("*.jsonl")
+    assert f'"key":"{method}"' in log.read_text()

@@ -12,6 +12,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def described(call: str) -> tuple[str, str, dict[str, Any]]:
     return "cute_kernels", "kda_prefill", {"q": tokens, "lengths": lengths, "state_pool": pool}
 
 
-def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
+def engine(target: str, calls: list[str], *, forbidden: bool, ahead: bool = False) -> dict[str, Any]:
     import torch
 
     from prefetchd.cute.artifacts import find_root
@@ -71,6 +72,7 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
     mode, _ = attach(root, lambda: load_target(target), environment, places)
     if forbidden:
         forbid_compiling()
+    loaded_ahead = in_a_thread(mode.preload_all) if ahead else 0
     from cute_kernels import run
     from cutlass.base_dsl.compiler import CompileCallable
 
@@ -83,12 +85,22 @@ def engine(target: str, calls: list[str], *, forbidden: bool) -> dict[str, Any]:
             run(call)
     return {
         "counts": mode.counts,
+        "loaded_ahead": loaded_ahead,
         "loads_ms": [round(1000 * seconds, 2) for seconds in mode.seconds["load"]],
         "compiles_s": [round(seconds, 3) for seconds in mode.seconds["compile"]],
         "runtimes_s": {name: round(seconds, 3) for name, seconds in took.items()},
         "wait_while_loading_ms": ticks.longest_ms(loads),
         "wait_while_compiling_ms": ticks.longest_ms(compiles),
     }
+
+
+def in_a_thread(function: Callable[[], int]) -> int:
+    """What the function returns, from a thread beside this one."""
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
 
 
 def observed(target: str, calls: list[str]) -> dict[str, Any]:
@@ -203,13 +215,17 @@ class Ticker:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=["capture", "forbid", "engine", "engine-forbidden", "observed"])
+    parser.add_argument(
+        "mode", choices=["capture", "forbid", "engine", "engine-forbidden", "engine-ahead", "observed"]
+    )
     parser.add_argument("--target", required=True)
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("calls", nargs="+")
     arguments = parser.parse_args()
     if arguments.mode.startswith("engine"):
-        answer = engine(arguments.target, arguments.calls, forbidden=arguments.mode != "engine")
+        ahead = arguments.mode == "engine-ahead"
+        forbidden = arguments.mode != "engine"
+        answer = engine(arguments.target, arguments.calls, forbidden=forbidden, ahead=ahead)
     elif arguments.mode == "observed":
         answer = observed(arguments.target, arguments.calls)
     else:

@@ -63,6 +63,17 @@ def test_an_engine_that_may_not_compile_runs_from_the_store_in_milliseconds(serv
 
 
 @pytest.mark.slow
+def test_a_thread_beside_the_engine_loads_everything_ahead(served: Site) -> None:
+    answer = served.process("engine-ahead", *CALLS)
+
+    assert answer["loaded_ahead"] == len(CALLS)
+    assert answer["counts"] == {"hit": len(CALLS)}
+    assert max(answer["loads_ms"]) <= LATER_LOAD_MS
+    # Nothing was read from the store when a call came.
+    assert answer["wait_while_loading_ms"] == 0
+
+
+@pytest.mark.slow
 def test_the_other_line_of_the_dsl_is_served_in_the_same_way(tmp_path: Path) -> None:
     site = Site(tmp_path, other=True)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from prefetchd.compilers.deep_gemm_package import vllm_default
 from prefetchd.compilers.deep_jit import CACHE_VARIABLE as DEEP_GEMM_VARIABLE
 from prefetchd.config import BAKE_VARIABLE, ENABLED_VARIABLE
 from prefetchd.null_device import launcher
@@ -66,12 +67,13 @@ def engine_environment(target: Target, base: Mapping[str, str], directory: Path)
 
 
 def served_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which the engine will be served: the base, with vLLM's own choice of a directory."""
+    """The environment in which the engine will be served: the base, with vLLM's own choice of a directory.
+
+    vLLM chooses one for DeepGEMM whichever package that is, so it is named before a compiler asks.
+    """
     served = dict(base)
     if DEEP_GEMM_VARIABLE not in base and find_spec("vllm") is not None:
-        cache = base.get("XDG_CACHE_HOME") or str(Path(home_of(base)) / ".cache")
-        root = base.get("VLLM_CACHE_ROOT") or str(Path(cache) / "vllm")
-        served[DEEP_GEMM_VARIABLE] = str(Path(root).expanduser() / "deep_gemm")
+        served[DEEP_GEMM_VARIABLE] = str(vllm_default(base, Path(home_of(base))))
     return served
 
 

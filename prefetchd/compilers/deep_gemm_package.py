@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,6 +51,19 @@ def find_package(directory: Path | None = None) -> Package:
                 "with the engine's own interpreter"
             )
     return Package(directory=directory, line=_line(directory), version=_version(directory))
+
+
+def vendors_default(package: Package, environment: Mapping[str, str], home: Path) -> Path | None:
+    """Where vLLM has its own copy keep its kernels when nothing else is set; None for any other package."""
+    ours = package.directory.as_posix().endswith("/".join(("", *VENDORED)))
+    return vllm_default(environment, home) if ours else None
+
+
+def vllm_default(environment: Mapping[str, str], home: Path) -> Path:
+    """Where vLLM keeps DeepGEMM's kernels, whichever package that is."""
+    cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
+    root = environment.get("VLLM_CACHE_ROOT") or str(cache / "vllm")
+    return Path(f"{home}{root[1:]}" if root.startswith("~/") else root) / "deep_gemm"
 
 
 def import_package() -> None:

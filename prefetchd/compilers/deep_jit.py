@@ -36,7 +36,13 @@ from prefetchd.compilers.base import (
     fingerprint_id,
     target_architecture,
 )
-from prefetchd.compilers.deep_gemm_package import Line, Package, find_package, include_digest
+from prefetchd.compilers.deep_gemm_package import (
+    Line,
+    Package,
+    find_package,
+    include_digest,
+    vendors_default,
+)
 from prefetchd.compilers.deep_jit_cost import predicted_seconds
 from prefetchd.compilers.deep_jit_digest import Digests
 from prefetchd.compilers.deep_jit_payload import Payload, captured_payloads, missed_payloads, payload_of
@@ -304,7 +310,8 @@ class DeepJit(Compiler):
                     f"HOME is {home!r} and {CACHE_VARIABLE} is unset, so deep_gemm has no cache directory. "
                     f"Set {CACHE_VARIABLE} to an absolute directory, here and in the engine"
                 )
-            return (Path(home) / self.layout.default_directory,)
+            own = vendors_default(self.package, self._environment, Path(home))
+            return (own or Path(home) / self.layout.default_directory,)
         value = self._environment[variable]
         names = value.split(":")
         if len(names) > 1 and not self.layout.many_roots:

@@ -9,7 +9,7 @@ import pytest
 from fake_deep_gemm import make_package
 
 from prefetchd.compilers.base import CompilerUnavailable
-from prefetchd.compilers.deep_gemm_package import Line, find_package
+from prefetchd.compilers.deep_gemm_package import Line, Package, find_package, vendors_default
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,26 @@ def test_the_engines_own_copy_is_found_where_no_other_is_installed(
     found = find_package()
 
     assert (found.directory, found.line) == (copy, Line.DEEP_JIT)
+
+
+@pytest.mark.parametrize(
+    ("environment", "root"),
+    [
+        ({}, "/home/me/.cache/vllm/deep_gemm"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/vllm/deep_gemm"),
+        ({"XDG_CACHE_HOME": "/cache", "VLLM_CACHE_ROOT": "/volume"}, "/volume/deep_gemm"),
+        ({"VLLM_CACHE_ROOT": "~/v"}, "/home/me/v/deep_gemm"),
+    ],
+)
+def test_an_engines_own_copy_keeps_its_kernels_where_the_engine_says(
+    environment: dict[str, str], root: str
+) -> None:
+    copy = Package(directory=Path("/site/vllm/third_party/deep_gemm"), line=Line.DEEP_JIT, version="x")
+
+    assert vendors_default(copy, environment, Path("/home/me")) == Path(root)
+
+
+def test_any_other_package_keeps_its_kernels_where_the_library_says() -> None:
+    package = Package(directory=Path("/site/deep_gemm"), line=Line.DEEP_JIT, version="x")
+
+    assert vendors_default(package, {"VLLM_CACHE_ROOT": "/volume"}, Path("/home/me")) is None

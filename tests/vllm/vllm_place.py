@@ -103,14 +103,14 @@ class Place:
         return Served(**result, log=log, records=records_in(logs), new_entries=new)
 
     def entries(self) -> set[Path]:
-        """What lies in the engine's caches: a directory a variant."""
+        """What lies in the engine's caches: a directory a variant. Triton's own launcher is none."""
         triton, deep_gemm = self.root / ".triton/cache", self.root / ".cache/vllm/deep_gemm/cache"
         return {
             entry
             for root in (triton, deep_gemm)
             if root.is_dir()
             for entry in root.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".")
+            if any(entry.glob("*.cubin"))
         }
 
     def prefetchd(self, *arguments: str) -> Any:

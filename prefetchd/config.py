@@ -33,6 +33,8 @@ STAND_IN_MISSES_VARIABLE = "PREFETCHD_NVCC_MISSES"  # where it notes the compile
 STAND_IN_SPOOL_VARIABLE = "PREFETCHD_NVCC_SPOOL"  # where it notes the compiles it passed through
 STAND_IN_NESTED_VARIABLE = "PREFETCHD_NVCC_NESTED"  # the nvcc it runs, lest that leads back to it
 
+FLASHINFER_CACHE_VARIABLE = "PREFETCHD_FLASHINFER_CACHE"  # FlashInfer's cache directory, for a helper
+
 # The setting `real_nvcc` as a variable, which the stand-in reads too.
 REAL_NVCC_VARIABLE = "PREFETCHD_REAL_NVCC"
 # The setting `libcuda_dir` as a variable, which workers read.

@@ -33,6 +33,7 @@ from prefetchd.compilers.base import (
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
 from prefetchd.compilers.cute_dsl_objects import check_architecture
+from prefetchd.config import FLASHINFER_CACHE_VARIABLE
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
 from prefetchd.cute.fingerprint import architecture_of, versions
@@ -42,6 +43,7 @@ from prefetchd.store import publish_directory, quarantine
 from prefetchd.targets import Target
 
 BASE_VARIABLE = "FLASHINFER_WORKSPACE_BASE"
+BELOW_BASE = (".cache", "flashinfer")
 SPEC_MODULE = "flashinfer.jit.cute_dsl_core"
 META = "meta.json"
 # The library holds it while it compiles, which takes it half a minute at most.
@@ -80,7 +82,8 @@ class FlashInferCute(ForkedCompiler):
     """
 
     name = "flashinfer_cute"
-    cache_variable = BASE_VARIABLE
+    # Ours, since the library's own names the directory two levels above; the daemon sets it for a helper.
+    cache_variable = FLASHINFER_CACHE_VARIABLE
 
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
         self.target = target
@@ -88,13 +91,17 @@ class FlashInferCute(ForkedCompiler):
             self.architecture = architecture_of(target, environment)
         except ValueError as error:
             raise CompilerUnavailable(str(error)) from error
+        named = environment.get(FLASHINFER_CACHE_VARIABLE)
         base = environment.get(BASE_VARIABLE) or environment.get("HOME", "")
+        if named is not None and Path(named).parts[-len(BELOW_BASE) :] == BELOW_BASE:
+            base = str(Path(named).parents[len(BELOW_BASE) - 1])
         if not Path(base).is_absolute():
             raise CompilerUnavailable(
                 f"{BASE_VARIABLE} or HOME is {base!r}; set {BASE_VARIABLE} to an absolute directory, here "
                 "and in the engine"
             )
-        self._root = Path(base) / ".cache" / "flashinfer"
+        self._base = Path(base)
+        self._root = self._base.joinpath(*BELOW_BASE)
 
     def fingerprint(self) -> Mapping[str, str]:
         """See `Compiler`."""
@@ -115,6 +122,8 @@ class FlashInferCute(ForkedCompiler):
     def prepare(self, scratch: Path) -> None:
         """See `Compiler`."""
         if self.fingerprint():
+            # The library reads it when it is imported.
+            os.environ[BASE_VARIABLE] = str(self._base)
             pin_architecture(self.architecture)
             survive_forks()
 

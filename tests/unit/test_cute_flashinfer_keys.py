@@ -106,6 +106,14 @@ def test_an_object_for_another_device_or_of_another_meta_is_not_published(
         compiler.verify(odd, tmp_path / "two")
 
 
+def test_a_helper_is_told_the_directory_itself_and_the_library_the_one_above(tmp_path: Path) -> None:
+    target = load_target("b200")
+    engine = FlashInferCute(target, {"HOME": str(tmp_path)})
+    told = {engine.cache_variable: str(engine.cache_root()), "HOME": "/elsewhere"}
+
+    assert FlashInferCute(target, told).cache_root() == engine.cache_root()
+
+
 @pytest.mark.parametrize(
     "name", ["", "../x", "0.7.4/100a/cached_ops/m/k", "../100a/cached_ops/m/k@" + "0" * 16, key() + "/x"]
 )

@@ -7,6 +7,8 @@ No GPU is needed. Each part is a command of its own and appends one run to the s
     broker    requests a second, as `bench/broker.py` measures it
     hit       looking a published kernel up in a cache of up to 100,000 entries
     step      what telling the planner costs a scheduler's step, as `bench/planner.py` measures it
+    call      what observing adds to a DeepGEMM call and to a compile, as `bench/observer.py` measures it
+    launch    what it adds to a Triton launch, as `bench/triton_observer.py` measures it
     memory    the helper's resident memory over 1,000 traces
 
     python bench/scaling.py [PART ...] [--cores 1 --cores 2] [--json FILE]
@@ -214,14 +216,15 @@ def _rss_mb(pid: int) -> float:
     return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)
 
 
-def another_script(name: str, *arguments: str) -> Callable[..., dict[str, Any]]:
-    """A part that is a script of its own, whose figures are taken as they are."""
+def another_script(name: str, *arguments: str, prints: bool = False) -> Callable[..., dict[str, Any]]:
+    """A part that is a script of its own, whose figures are taken as they are; `prints`: it names no file."""
 
     def run(options: argparse.Namespace, target: Target, place: Path) -> dict[str, Any]:
         result = place / "figures.json"
-        command = [sys.executable, str(BENCH / name), *arguments, "--json", str(result)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        figures: dict[str, Any] = json.loads(result.read_text())
+        file = [] if prints else [str(result)]
+        command = [sys.executable, str(BENCH / name), *arguments, "--json", *file]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+        figures: dict[str, Any] = json.loads(done.stdout if prints else result.read_text())
         return {"figures": figures, "bars_met": done.returncode == 0}
 
     return run
@@ -233,6 +236,8 @@ PARTS: dict[str, Callable[[argparse.Namespace, Target, Path], dict[str, Any]]] =
     "broker": another_script("broker.py"),
     "hit": scaled_hits,
     "step": another_script("planner.py", "--model", "deepseek-v3"),
+    "call": another_script("observer.py", prints=True),
+    "launch": another_script("triton_observer.py"),
     "memory": memory_of_helper,
 }
 

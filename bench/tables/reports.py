@@ -148,7 +148,7 @@ def _replay_cells(run: dict[str, Any]) -> list[object]:
 def scaling(stored: Stored) -> str:
     """One line for each part that was measured."""
     lines = [one for one in (_compile(stored), _trace(stored), _broker(stored), _hit(stored)) if one]
-    lines += [one for one in (_step(stored), _memory(stored)) if one]
+    lines += [one for one in (_step(stored), _call(stored), _launch(stored), _memory(stored)) if one]
     return table(("what", "result", "cores"), lines)
 
 
@@ -207,6 +207,28 @@ def _step(stored: Stored) -> list[object]:
         for name, row in rows.items()
     )
     return ["`Planner.on_schedule`, DeepSeek-V3", text, run["machine"]["cores"]]
+
+
+def _call(stored: Stored) -> list[object]:
+    run = _part(stored, "call")
+    if run is None:
+        return []
+    figures = run["figures"]["figures"]
+    text = f"{figures['call_added_us']:.2f} us a call; {figures['variant_ms']:.2f} ms a variant first seen; "
+    text += f"{figures['nvcc_added_ms']:.1f} ms a compile by nvcc"
+    return ["observing DeepGEMM in an engine adds", text, run["machine"]["cores"]]
+
+
+def _launch(stored: Stored) -> list[object]:
+    run = _part(stored, "launch")
+    if run is None:
+        return []
+    figures = run["figures"]["figures"]
+    text = f"{figures['launch_ratio']:.3f} times the launch of {figures['launch_us_without']:.1f} us without "
+    text += (
+        f"(without, twice: {figures['launch_noise']:.3f}); {figures['compiled_ms']:.2f} ms a kernel compiled"
+    )
+    return ["observing Triton in an engine makes it", text, run["machine"]["cores"]]
 
 
 def _memory(stored: Stored) -> list[object]:

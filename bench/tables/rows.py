@@ -162,13 +162,15 @@ def replayed_traffic(stored: Stored) -> Row:
 
 
 def planner(stored: Stored) -> Row:
-    found = stored.one("planner")
+    run = stored.latest("scaling", part="step")
+    if run is None:
+        raise LookupError("scaling.json has no run of its part `step`")
+    found = run["figures"]["figures"]["deepseek-v3"]["steady32"]
     ours, plain = found["on_schedule_us"], found["dictionary_us"]
     return Row(
-        f"`Planner.on_schedule`, nothing new, {found['prefills']} prefills and {found['decodes']} decodes, "
-        "DeepSeek-V3",
+        "`Planner.on_schedule`, nothing new, 32 prefills and 256 decodes, DeepSeek-V3",
         f"p50 {ours['p50']:.1f} us, p99 {ours['p99']:.1f} us (a dictionary look-up: {plain['p50']:.1f} us)",
-        "`python bench/planner.py`",
+        "`python bench/planner.py`, `python bench/scaling.py step`",
     )
 
 

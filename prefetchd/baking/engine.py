@@ -21,6 +21,7 @@ POLL_S = 0.2
 ENDING_S = 30.0
 # What is shown of the log of an engine that failed.
 LAST_LINES, LONGEST_LINE = 15, 400
+NOT_DRIVEN = "; is it an engine that can be driven (vLLM), with prefetchd installed in its environment?"
 
 
 class EngineFailed(Exception):
@@ -49,7 +50,7 @@ async def run_engine(
                 if process.returncode is not None:
                     raise EngineFailed(
                         f"{command[0]} ended with status {process.returncode} before its batches were "
-                        f"through:\n{last_lines(log)}"
+                        f"through{'' if process.returncode else NOT_DRIVEN}:\n{last_lines(log)}"
                     )
                 await asyncio.sleep(POLL_S)
     except TimeoutError:

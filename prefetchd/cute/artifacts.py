@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ VERSION = 1
 MAX_RECORD_BYTES = 1 << 16
 MAX_OBJECT_BYTES = 64 << 20
 DEFAULT_PLACE = "prefetchd/cute"
+
+_NAME = re.compile(r"[0-9A-Za-z_]{1,48}-[0-9a-f]{40}")
 
 Kind = Literal["tvm_ffi", "plain"]
 Text = Annotated[str, msgspec.Meta(max_length=1 << 15)]
@@ -84,21 +87,14 @@ def find_root(environment: Mapping[str, str], chosen: str | None) -> Path:
 def entry_name(namespace: str, key: str, environment: str, source: str) -> str:
     """The directory of a kernel: its function's name for people, and the digest of all that it depends on."""
     function = namespace.rpartition(":")[2] or "kernel"
-    readable = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in function)[:48]
+    readable = re.sub(r"[^0-9A-Za-z_]", "_", function)[:48]
     whole = hashlib.sha256("\0".join((environment, source, namespace, key)).encode()).hexdigest()
     return f"{readable}-{whole[:40]}"
 
 
 def is_name(name: str) -> bool:
     """Whether this can be an entry's name, and above all no path."""
-    readable, _, digest = name.rpartition("-")
-    return (
-        0 < len(readable) <= 48
-        and readable.replace("_", "a").isalnum()
-        and readable.isascii()
-        and len(digest) == 40
-        and not set(digest) - set("0123456789abcdef")
-    )
+    return _NAME.fullmatch(name) is not None
 
 
 def check_root(root: Path) -> None:

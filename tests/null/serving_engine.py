@@ -1,15 +1,15 @@
 """An engine on the null device: a scheduler's random batches, and the library calls that each one causes.
 
 Usage: serving_engine.py PROFILE MAX_TOKENS STEPS RECORDS RESULT [kda]. It attaches, says `attached` on
-standard output, and steps once a line comes in. Its nvcc leaves every compile's source and arguments in
-RECORDS, and Triton tells of those it had to do itself; each is reported to the daemon as an engine's observer
-does. How rows come about is written here anew: routing is drawn token by token, as a model does it.
+standard output, and steps once a line comes in. Its nvcc leaves every compile's arguments in RECORDS, and
+Triton tells of those it had to do itself; both are counted here, independently of the observer that `attach`
+installs and that alone tells the daemon. How rows come about is written here anew: routing is drawn token by
+token, as a model does it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -22,11 +22,8 @@ import torch
 from engine import BF16, CALLS, INT, empty
 
 from prefetchd import attach
-from prefetchd.compilers import load_compiler
-from prefetchd.compilers.deep_jit_payload import missed_payloads
-from prefetchd.compilers.triton_cache import key_of
 from prefetchd.profiles import GemmSite, Profile, read_profile
-from prefetchd.protocol import Batch, Event
+from prefetchd.protocol import Batch
 from prefetchd.targets import load_target
 
 TARGET = "h200"
@@ -84,44 +81,28 @@ def rows(site: GemmSite, profile: Profile, batch: Batch, chance: random.Random) 
 
 
 class Compiles:
-    """What this process compiled itself, reported as it is seen."""
+    """What this process compiled itself, counted as the compilers themselves tell of it."""
 
-    def __init__(self, records: Path, tell: Callable[[Event], bool]) -> None:
-        self._records, self._tell = records, tell
-        self._nvcc = load_compiler("deep_jit", load_target(TARGET), os.environ).nvcc
-        self._seen: set[Path] = set()
-        self.nvcc = self.triton = 0
+    def __init__(self, records: Path) -> None:
+        self._records = records
+        self.triton = 0
 
-    def look(self) -> None:
-        """At the sources that nvcc was started for since the last look."""
-        new = set(self._records.glob("*.argv")) - self._seen
-        if not new:
-            return
-        place = self._records / "new"
-        place.mkdir(exist_ok=True)
-        for path in new:
-            for suffix in (".argv", ".cu"):
-                (place / path.name).with_suffix(suffix).write_bytes(path.with_suffix(suffix).read_bytes())
-        for payload in missed_payloads(place):
-            self.nvcc += 1
-            self._report("deep_jit", digest=payload.digest(self._nvcc))
-        for path in place.iterdir():
-            path.unlink()
-        self._seen |= new
+    @property
+    def nvcc(self) -> int:
+        """How often nvcc compiled."""
+        return len(list(self._records.glob("*.argv")))
 
     def listen_to_triton(self) -> None:
         from triton import knobs
 
-        def listener(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
-            if not cache_hit:
-                self.triton += 1
-                self._report("triton", key=key_of(metadata["hash"]))
+        before = knobs.compilation.listener
+
+        def listener(*, cache_hit: bool, **others: Any) -> None:
+            self.triton += not cache_hit
+            if before is not None:
+                before(cache_hit=cache_hit, **others)
 
         knobs.compilation.listener = listener
-
-    def _report(self, compiler: str, **name: str) -> None:
-        for what in ("started", "ended"):
-            self._tell(Event(what=what, compiler=compiler, seconds=0.1, **name))
 
 
 def main(path: str, max_tokens: int, steps: int, records: str, result: str, kda: bool) -> None:
@@ -130,7 +111,7 @@ def main(path: str, max_tokens: int, steps: int, records: str, result: str, kda:
     families = ("deep_gemm", "kda") if kda else ("deep_gemm",)
     handle = attach(profile, target=load_target(TARGET), max_tokens=max_tokens, providers=families)
     assert handle.client is not None, handle.reason
-    compiles = Compiles(Path(records), handle.client.event)
+    compiles = Compiles(Path(records))
     serve: Callable[[list[int]], object] | None = None
     if kda:
         from random_engine import kda as layer
@@ -158,7 +139,6 @@ def main(path: str, max_tokens: int, steps: int, records: str, result: str, kda:
                     call()
             except RuntimeError as error:
                 failed.append(str(error)[:500])
-        compiles.look()
     found = {"calls": calls, "failed": failed, "nvcc": compiles.nvcc, "triton": compiles.triton}
     Path(result).write_text(json.dumps(found))
     # Stays attached until the test has read the daemon's figures.

@@ -93,7 +93,12 @@ class FlashInferCute(ForkedCompiler):
             raise CompilerUnavailable(str(error)) from error
         named = environment.get(FLASHINFER_CACHE_VARIABLE)
         base = environment.get(BASE_VARIABLE) or environment.get("HOME", "")
-        if named is not None and Path(named).parts[-len(BELOW_BASE) :] == BELOW_BASE:
+        if named:
+            if Path(named).parts[-len(BELOW_BASE) :] != BELOW_BASE:
+                raise CompilerUnavailable(
+                    f"{FLASHINFER_CACHE_VARIABLE}={named} does not end in {'/'.join(BELOW_BASE)}, where "
+                    f"FlashInfer looks; set {BASE_VARIABLE} to the directory above that, here and in the engine"
+                )
             base = str(Path(named).parents[len(BELOW_BASE) - 1])
         if not Path(base).is_absolute():
             raise CompilerUnavailable(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prefetchd.compilers.base import ArtifactInvalid, EntryState, Job
+from prefetchd.compilers.base import ArtifactInvalid, CompilerUnavailable, EntryState, Job
 from prefetchd.compilers.cute_dsl_flashinfer import META, FlashInferCute, Kernel
 from prefetchd.cute.calls import Call
 from prefetchd.targets import load_target
@@ -112,6 +112,8 @@ def test_a_helper_is_told_the_directory_itself_and_the_library_the_one_above(tmp
     told = {engine.cache_variable: str(engine.cache_root()), "HOME": "/elsewhere"}
 
     assert FlashInferCute(target, told).cache_root() == engine.cache_root()
+    with pytest.raises(CompilerUnavailable, match="FLASHINFER_WORKSPACE_BASE"):
+        FlashInferCute(target, {engine.cache_variable: "/cache"})
 
 
 @pytest.mark.parametrize(

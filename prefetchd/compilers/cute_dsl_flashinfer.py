@@ -97,7 +97,7 @@ class FlashInferCute(ForkedCompiler):
             if Path(named).parts[-len(BELOW_BASE) :] != BELOW_BASE:
                 raise CompilerUnavailable(
                     f"{FLASHINFER_CACHE_VARIABLE}={named} does not end in {'/'.join(BELOW_BASE)}, where "
-                    f"FlashInfer looks; set {BASE_VARIABLE} to the directory above that, here and in the engine"
+                    f"FlashInfer looks; set {BASE_VARIABLE} to the directory above, here and in the engine"
                 )
             base = str(Path(named).parents[len(BELOW_BASE) - 1])
         if not Path(base).is_absolute():

@@ -157,9 +157,11 @@ class FairQueue(Generic[Item]):
             heappush(lane.heap, (order, next(self._sequence), item))
         self.recount(item)
 
-    def pop(self, worst: Priority = Priority.UNIVERSE) -> tuple[Item, Rank, Priority] | None:
-        """The next waiting item of priority `worst` or better, no longer waiting then."""
-        for priority in PRIORITIES[: worst + 1]:
+    def pop(
+        self, worst: Priority = Priority.UNIVERSE, *, best: Priority = Priority.URGENT
+    ) -> tuple[Item, Rank, Priority] | None:
+        """The next waiting item of a priority from `best` to `worst`, no longer waiting then."""
+        for priority in PRIORITIES[best : worst + 1]:
             lanes, turns = self._lanes[priority], self._turns[priority]
             while turns:
                 rank = turns[0]

@@ -170,6 +170,8 @@ class GroupState:
         self.name = name
         self.queue: FairQueue[Task] = FairQueue()
         self.universes: deque[Universe] = deque()
+        # Orders in a row that were not the universe's.
+        self.passed_over = 0
         self.ranks: set[Rank] = set()
         self._tables: dict[str, TaskTable] = {}
         self._tasks: OrderedDict[Task, None] = OrderedDict()

@@ -32,6 +32,9 @@ MAX_PROBLEMS = 32
 # Single requests traced in one process. A fork, with all that a library does at its first use, takes some ten
 # ms and a request one; the dearest take 0.2 s, and what is more urgent should not wait for many of them.
 MAX_BATCH = 32
+# So often batches go before the universe, then it has a turn: its sweeps are what answers every later batch,
+# and under steady traffic they would never be traced. Urgent requests always go first.
+MOST_PASSED_OVER = 2
 # Of a site's waiting requests, those looked at for one batch: keeps the search short.
 MOST_LOOKED_AT = 128
 # Failures of one sweep kept with their text; the count is kept for all.
@@ -205,9 +208,20 @@ class TraceQueue(Wants):
         self._release(task)
 
     def _pop(self, group: GroupState, now: float) -> tuple[Task, Rank, Priority] | None:
-        taken = group.queue.pop()
+        taken = None
+        if group.passed_over >= MOST_PASSED_OVER and not group.queue.depth[Priority.URGENT]:
+            taken = self._pop_from(group, now, Priority.UNIVERSE)
+        taken = taken or self._pop_from(group, now, Priority.URGENT)
+        if taken is None or taken[2] is Priority.UNIVERSE:
+            group.passed_over = 0
+        elif taken[2] is not Priority.URGENT:
+            group.passed_over += 1
+        return taken
+
+    def _pop_from(self, group: GroupState, now: float, best: Priority) -> tuple[Task, Rank, Priority] | None:
+        taken = group.queue.pop(best=best)
         while taken is None and group.universes and self._pull(group, now):
-            taken = group.queue.pop()
+            taken = group.queue.pop(best=best)
         return taken
 
     def _companions(self, task: Task, rank: Rank, priority: Priority) -> list[Task]:

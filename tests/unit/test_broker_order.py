@@ -151,6 +151,40 @@ def test_universe_is_pulled_only_when_nothing_better_is_left_to_trace(world: Wor
     assert world.broker.drained
 
 
+def test_batches_that_never_cease_do_not_keep_the_universe_from_being_traced() -> None:
+    world = World(max_batch=1)
+    world.attach("r0")
+    world.broker.add_universe("r0", PROVIDER, [gemms(1, 64), gemms(1, 64, n=256)], world.now)
+    seen: list[Priority] = []
+
+    for m in range(100, 110):
+        world.plan("r0", gemm(m), gemm(m + 100))
+        order = world.broker.next_trace("group", world.now)
+        assert order is not None
+        seen.append(order.priority)
+        world.broker.traced(order.id, world.report(order), world.now)
+
+    batch, universe = Priority.BATCH, Priority.UNIVERSE
+    assert seen == [batch, batch, universe, batch, batch, universe, batch, batch, batch, batch]
+
+
+def test_what_is_urgent_goes_before_the_universes_turn() -> None:
+    world = World(max_batch=1)
+    world.attach("r0")
+    world.broker.add_universe("r0", PROVIDER, [gemms(1, 64)], world.now)
+    world.plan("r0", gemm(100), gemm(200))
+    for _ in range(2):
+        assert world.broker.next_trace("group", world.now) is not None
+    world.plan("r0", gemm(300), priority=Priority.URGENT)
+
+    first = world.broker.next_trace("group", world.now)
+    second = world.broker.next_trace("group", world.now)
+
+    assert first is not None
+    assert second is not None
+    assert (first.priority, second.priority) == (Priority.URGENT, Priority.UNIVERSE)
+
+
 def test_a_universe_that_ends_with_an_error_says_so_and_the_rest_goes_on(world: World) -> None:
     def universe() -> object:
         yield gemms(1, 8)

@@ -196,6 +196,7 @@ class Event(Message, frozen=True, kw_only=True, tag="event"):
 
     `key` where the observer saw the library's key, `digest` (the job digest) where it only saw the compiler
     run. `request` is an encoded request where known, `site` the caller's place in the source for people.
+    `seconds` is what it took, and of a begin how long ago that was: nvcc's is heard of afterwards.
     `daemon_down`: it happened while no daemon answered the engine, which tells of it afterwards.
     """
 

@@ -147,7 +147,7 @@ class Observer:
         if started.told:
             self._sink.began(started)
         if started.key or started.digest:
-            self._sink.event(_event(started, "started"))
+            self._sink.event(_event(started, "started", seconds=self._ago(started)))
         return started.token
 
     @guarded(None)
@@ -188,7 +188,7 @@ class Observer:
         # By the name it was announced with: to the daemon another name is another compile.
         told = started if started.key or started.digest else named
         if told is named and (named.key or named.digest):
-            self._sink.event(_event(named, "started"))
+            self._sink.event(_event(named, "started", seconds=self._ago(named)))
         if told.key or told.digest:
             self._sink.event(_event(told, "ended", seconds=seconds, ok=ok, request=_encoded(request)))
         for field in unbounded:
@@ -288,6 +288,9 @@ class Observer:
                 f"{text}. PREFETCHD_ON_ENGINE_COMPILE=error forbids that: warm or replay this variant before "
                 "the engine serves, or set the variable to warn"
             )
+
+    def _ago(self, compile_: Started) -> float:
+        return max(0.0, self._clock() - compile_.at)
 
     def _is_new(self, compile_: Started) -> bool:
         """Whether it has a name that was not met here."""

@@ -238,15 +238,18 @@ class Broker:
         if state is not None:
             state.account.used(self._keys.touch(key), now)
 
-    def engine_began(self, rank: Rank, key: KeyId, now: float, *, daemon_down: bool = False) -> None:
-        """The engine compiles the key itself; nobody else starts to while it does."""
+    def engine_began(
+        self, rank: Rank, key: KeyId, now: float, *, ago: float = 0.0, daemon_down: bool = False
+    ) -> None:
+        """The engine compiles the key itself, since `ago` seconds; nobody else starts to while it does."""
         state = self._ranks.get(rank)
         if state is None:
             return
         known = self._keys.touch(key)
         self._jobs.engine_ended(known, rank, now)
         roots = state.roots(key[0])
-        self._jobs.engine_began(known, rank, state.account.compiling(known, roots, now, daemon_down), now)
+        compile_ = state.account.compiling(known, roots, now - ago, daemon_down)
+        self._jobs.engine_began(known, rank, compile_, now)
 
     def engine_ended(
         self, rank: Rank, key: KeyId, seconds: float, now: float, *, daemon_down: bool = False
@@ -257,7 +260,7 @@ class Broker:
         if state is None:
             return
         if known is None or rank not in known.engines:
-            self.engine_began(rank, key, now - seconds, daemon_down=daemon_down)
+            self.engine_began(rank, key, now, ago=seconds, daemon_down=daemon_down)
             known = self._keys.touch(key)
         compile_ = self._jobs.engine_ended(known, rank, now)
         if compile_ is not None:

@@ -89,12 +89,12 @@ class Account:
         else:
             self._undecide(key, now, None)
 
-    def compiling(self, key: Key, roots: tuple[Root, ...], now: float, daemon_down: bool) -> EngineCompile:
-        """The rank's engine began to compile the key."""
-        compile_ = EngineCompile(key, now)
-        reason = _reason(key, roots, daemon_down)
+    def compiling(self, key: Key, roots: tuple[Root, ...], began: float, daemon_down: bool) -> EngineCompile:
+        """The rank's engine began to compile the key, at a moment that may have passed for some time."""
+        compile_ = EngineCompile(key, began)
+        reason = _reason(key, roots, began, daemon_down)
         if reason is None:
-            self._undecide(key, now, compile_)
+            self._undecide(key, began, compile_)
         else:
             self._count(compile_, reason)
         return compile_
@@ -173,7 +173,7 @@ class Account:
             self.of(key.id[0]).unplanned += 1
 
 
-def _reason(key: Key, roots: tuple[Root, ...], daemon_down: bool) -> Reason | None:
+def _reason(key: Key, roots: tuple[Root, ...], began: float, daemon_down: bool) -> Reason | None:
     """Why an engine compiles a key; None if nobody planned it so far."""
     if daemon_down:
         return "daemon_down"
@@ -181,8 +181,9 @@ def _reason(key: Key, roots: tuple[Root, ...], daemon_down: bool) -> Reason | No
         return None
     if key.failure is not None:
         return "failed"
-    # It lies where the engine said it looks, and the engine does not see it: it looks elsewhere.
-    return "mismatch" if key.published_in(roots) else "late"
+    # It lay where the engine said it looks, and the engine did not see it: it looks elsewhere. What was found
+    # there only since is likely the engine's own.
+    return "mismatch" if key.published_in(roots, began) else "late"
 
 
 class Accounts:

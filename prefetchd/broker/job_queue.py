@@ -174,7 +174,7 @@ class JobQueue:
         self._checked(copy)
         before = copy.state
         if present and before is not CopyState.PUBLISHING:
-            copy.state = CopyState.PUBLISHED
+            copy.is_published(now)
             if key.failure is not None:
                 self.forgive(key, now)
         elif not present and before in (CopyState.UNCHECKED, CopyState.PUBLISHED, CopyState.ABSENT):
@@ -214,7 +214,7 @@ class JobQueue:
         self.compiling -= 1
         self._in_background -= work.priority > Priority.BATCH
         if end.ok:
-            self._mark_published(key.copies[work.root])
+            self._mark_published(key.copies[work.root], now)
             if key.failure is not None:
                 self.forgive(key, now)
             key.compiled = not end.found
@@ -276,7 +276,7 @@ class JobQueue:
             return
         self.publishing -= 1
         if end.ok:
-            self._mark_published(copy)
+            self._mark_published(copy, now)
             self.published_total += 1
         elif end.source_gone:
             copy.state = CopyState.ABSENT
@@ -370,8 +370,8 @@ class JobQueue:
                 return root
         return None
 
-    def _mark_published(self, copy: Copy) -> None:
-        copy.state = CopyState.PUBLISHED
+    def _mark_published(self, copy: Copy, now: float) -> None:
+        copy.is_published(now)
         copy.tries, copy.text = 0, ""
         self._checked(copy)
 

@@ -54,12 +54,14 @@ class CopyState(Enum):
 class Copy:
     """One key in one root: what its publish queue holds."""
 
-    __slots__ = ("checking", "counted", "key", "retry_at", "root", "state", "text", "tries", "waiting")
+    __slots__ = ("checking", "counted", "key", "retry_at", "root", "since", "state", "text", "tries", "waiting")
 
     def __init__(self, key: Key, root: Root) -> None:
         self.key = key
         self.root = root
         self.state = CopyState.UNCHECKED
+        # When it was first known to be published there, in its last time of being so.
+        self.since = inf
         # A look at the disk is under way; an answer that comes after a publish is out of date.
         self.checking = False
         self.tries = 0
@@ -72,6 +74,11 @@ class Copy:
     def asks(self) -> Asks:
         """Who asks for the key."""
         return self.key.asks
+
+    def is_published(self, now: float) -> None:
+        """It is there, as we have done or seen at this moment."""
+        if self.state is not CopyState.PUBLISHED:
+            self.state, self.since = CopyState.PUBLISHED, now
 
 
 class Failure:
@@ -144,11 +151,11 @@ class Key:
                 return root
         return None
 
-    def published_in(self, roots: tuple[Root, ...]) -> bool:
-        """Whether every one of these roots (at least one) holds it."""
+    def published_in(self, roots: tuple[Root, ...], by: float = inf) -> bool:
+        """Whether every one of these roots (at least one) holds it, and was known to by that moment."""
         for root in roots:
             copy = self.copies.get(root)
-            if copy is None or copy.state is not CopyState.PUBLISHED:
+            if copy is None or copy.state is not CopyState.PUBLISHED or copy.since > by:
                 return False
         return bool(roots)
 

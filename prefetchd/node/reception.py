@@ -263,7 +263,8 @@ class Reception:
         now, key = node.clock(), (event.compiler, name)
         match event.what:
             case "started":
-                node.broker.engine_began(peer.rank, key, now, daemon_down=event.daemon_down)
+                down = event.daemon_down
+                node.broker.engine_began(peer.rank, key, now, ago=event.seconds, daemon_down=down)
             case "ended":
                 down = event.daemon_down
                 node.broker.engine_ended(peer.rank, key, event.seconds, now, daemon_down=down)

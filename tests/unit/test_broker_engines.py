@@ -273,10 +273,21 @@ def test_compile_of_a_key_that_is_published_is_a_mismatch(world: World) -> None:
     world.plan("r0", gemm(1))
     world.settle()
 
-    world.broker.engine_ended("r0", KEY, 4.0, world.now)
+    world.broker.engine_ended("r0", KEY, 4.0, world.now + 5)
 
     assert counts(world).engine_compiles == {"mismatch": 1}
     assert counts(world).mismatch == 1
+
+
+def test_compile_that_began_before_the_key_was_published_is_late_however_late_it_is_told(world: World) -> None:
+    world.plan("r0", gemm(1))
+    world.settle()
+
+    world.broker.engine_began("r0", KEY, world.now + 1, ago=2.0)
+    world.broker.engine_ended("r0", KEY, 2.0, world.now + 1)
+
+    assert counts(world).engine_compiles == {"late": 1}
+    assert counts(world).mismatch == 0
 
 
 def test_compile_while_the_daemon_was_away_is_counted_so(world: World) -> None:

@@ -19,9 +19,32 @@ from prefetchd.progress import progress_for
 from prefetchd.signals import cancel_on_signals
 from prefetchd.targets import preset_names
 
-# A chunk of 64 and more of them, ragged ones, a single token, several together, and one that is prefilled in
-# pieces by most schedulers, so that a recurrence begins with a state.
-DEFAULT_BATCHES = ("64", "128,128", "65", "1", "300,17,64,1", "3000")
+# Kernels differ by the number of tokens: tiles by its size, specializations by whether 16 divides it. So each
+# power of two and one beyond it, whole chunks of 64 and ragged ones; several prompts together, whose decodes
+# then run together; and one that most schedulers prefill in pieces, so that a recurrence begins with a state.
+LADDER = (
+    "1",
+    "2",
+    "4",
+    "8",
+    "9",
+    "16",
+    "17",
+    "32",
+    "33",
+    "48",
+    "64",
+    "65",
+    "96",
+    "128",
+    "129",
+    "192",
+    "256",
+    "300",
+)
+LONG = ("512", "513", "1024", "1025", "1536", "2048", "3000", "4096")
+TOGETHER = ("128,128", "300,17,64,1", "1x2", "1x4", "1x8", "1x16", "1x24", "1x32", "1x64", "1x128", "1x256")
+DEFAULT_BATCHES = (*LADDER, *LONG, *TOGETHER)
 
 
 @click.command("bake", context_settings={"allow_interspersed_args": False})
@@ -31,8 +54,8 @@ DEFAULT_BATCHES = ("64", "128,128", "65", "1", "300,17,64,1", "3000")
     "batches",
     multiple=True,
     default=DEFAULT_BATCHES,
-    show_default=True,
-    help="Prompt lengths served together, with commas; may be repeated.",
+    help="Prompt lengths served together, with commas (1x64: 64 of length 1); may be repeated. "
+    "Default: 1 to 4096 tokens in powers of two, whole and ragged, alone and together.",
 )
 @click.option(
     "--steps", type=click.IntRange(1), default=4, show_default=True, help="Tokens each request is given."
@@ -95,10 +118,16 @@ def bake_command(
 
 def lengths(text: str) -> tuple[int, ...]:
     """The prompts of one batch. Raises `click.UsageError`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise click.UsageError(f"--batch {text}: give prompt lengths above 0 with commas, such as 300,17,1")
-    return tuple(map(int, parts))
+    found: list[int] = []
+    for part in text.split(","):
+        length, _, count = part.strip().partition("x")
+        numbers = (length, count or "1")
+        if not all(number.isdecimal() and int(number) for number in numbers):
+            raise click.UsageError(
+                f"--batch {text}: give prompt lengths above 0 with commas, such as 300,17,1 or 1x64"
+            )
+        found += [int(length)] * int(count or 1)
+    return tuple(found)
 
 
 def show(baked: Manifest, path: Path) -> None:

@@ -118,11 +118,11 @@ def drive(core: Any, batch: tuple[int, ...], steps: int) -> int:
 
     Raises `Stuck`, and whatever the engine raises.
     """
-    limit = int(core.vllm_config.model_config.max_model_len)
+    # A prompt that this engine would refuse is served as the longest that it takes.
+    longest = max(int(core.vllm_config.model_config.max_model_len) - steps, 1)
     for number, length in enumerate(batch):
-        core.scheduler.add_request(
-            _request(core, f"bake-{number}-{length}", length, min(steps, limit), number)
-        )
+        request = _request(core, f"bake-{number}-{length}", min(length, longest), steps, number)
+        core.scheduler.add_request(request)
     most = PATIENCE * (
         steps + sum(batch) // int(core.vllm_config.scheduler_config.max_num_batched_tokens) + 1
     )

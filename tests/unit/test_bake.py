@@ -139,14 +139,14 @@ def test_later_answer_of_a_process_takes_the_place_of_the_first(tmp_path: Path) 
     assert path.name == "worker.7.json"
 
 
-@pytest.mark.parametrize("text", ["", "0", "64,", "a", "-1"])
+@pytest.mark.parametrize("text", ["", "0", "64,", "a", "-1", "1x0", "x3"])
 def test_batch_that_is_no_list_of_lengths_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="prompt lengths"):
         lengths(text)
 
 
 def test_batch_is_a_list_of_lengths() -> None:
-    assert lengths("300, 17,1") == (300, 17, 1)
+    assert lengths("300, 17,1x3") == (300, 17, 1, 1, 1)
 
 
 def test_calls_without_an_answer_are_summed_over_processes(tmp_path: Path) -> None:

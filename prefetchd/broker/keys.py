@@ -54,7 +54,18 @@ class CopyState(Enum):
 class Copy:
     """One key in one root: what its publish queue holds."""
 
-    __slots__ = ("checking", "counted", "key", "retry_at", "root", "since", "state", "text", "tries", "waiting")
+    __slots__ = (
+        "checking",
+        "counted",
+        "key",
+        "retry_at",
+        "root",
+        "since",
+        "state",
+        "text",
+        "tries",
+        "waiting",
+    )
 
     def __init__(self, key: Key, root: Root) -> None:
         self.key = key

@@ -279,7 +279,7 @@ def test_compile_of_a_key_that_is_published_is_a_mismatch(world: World) -> None:
     assert counts(world).mismatch == 1
 
 
-def test_compile_that_began_before_the_key_was_published_is_late_however_late_it_is_told(world: World) -> None:
+def test_compile_that_began_before_the_key_was_published_is_late_when_it_is_told_late(world: World) -> None:
     world.plan("r0", gemm(1))
     world.settle()
 

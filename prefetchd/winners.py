@@ -98,6 +98,8 @@ class Tuning(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool = False
     # fla's own name for the key, where the tuner would look into fla's configuration directory too.
     fla_entry: str = ""
+    # The arguments whose values the key begins with, where each of them is in it.
+    names: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[str, ...]:

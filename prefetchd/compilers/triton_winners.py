@@ -91,6 +91,7 @@ def sighting(tuner: Any, key: tuple[Any, ...], candidates: Sequence[Any]) -> Tun
         entry=result_entry(tuner.library_object, key, candidates),
         kept=tuner.kept,
         fla_entry=_fla_entry(tuner.library_object, key),
+        names=tuple(map(str, getattr(tuner.library_object, "keys", ()))),
     )
 
 

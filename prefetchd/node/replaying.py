@@ -12,23 +12,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from prefetchd.compilers.base import Job
 from prefetchd.node.allow import directory_problem
 from prefetchd.node.groups import Group, Replay
 from prefetchd.node.state import Node
 from prefetchd.plain_text import printable
-from prefetchd.protocol import decode_sweeps
+from prefetchd.protocol import Sweep, decode_sweeps
 from prefetchd.replaying import select
 from prefetchd.replaying.select import Question, Selected
-from prefetchd.replaying.winners import COMPILER, seed, winners_beside
+from prefetchd.replaying.selection import KeyId
+from prefetchd.replaying.tunings import Answer
+from prefetchd.replaying.winners import COMPILER, seed, tunings_of, winners_beside, without_rivals
 from prefetchd.shapelog import LogUnusable, log_directory, log_files
 from prefetchd.store import StoreUnwritable
 from prefetchd.tracer import HelperFailed
+from prefetchd.winners import Winner
 from prefetchd.workplace import in_thread
 
 log = logging.getLogger("prefetchd.daemon")
@@ -81,19 +85,46 @@ class LogReplay:
         logs = await in_thread(self._logs)
         if not logs:
             return
-        selected = await _ask(group, logs)
+        notes: list[str] = []
+        winners = await in_thread(winners_beside, logs, notes)
+        # Beside the reading of logs; it takes about as long.
+        asking = asyncio.ensure_future(_tunings(group, winners))
+        try:
+            selected = await _ask(group, logs)
+            self._tell(group, selected)
+            jobs = {(job.compiler, job.key): job for job in selected.jobs}
+            requests = {name: tuple(decode_sweeps(data)) for name, data in selected.requests.items()}
+            tuned = {identity: job for identity, job in jobs.items() if identity[0] == COMPILER}
+            # At once, whatever waits for an answer about tuners.
+            self._replay_found(group, [jobs[each] for each in jobs if each not in tuned], requests)
+            answer = await asking
+            kept = await in_thread(self._without_rivals, group, tuned, answer, winners)
+            self._replay_found(group, kept, {})
+        finally:
+            asking.cancel()
+        await self._seed(group, winners, answer, notes)
+
+    def _tell(self, group: Group, selected: Selected) -> None:
         self._node.replayed.update(selected.figures)
         for reason in selected.reasons:
             log.warning("replay: %s", printable(reason, SHOWN_REASON))
-        found = Replay(
-            jobs=tuple(selected.jobs),
-            requests={name: tuple(decode_sweeps(data)) for name, data in selected.requests.items()},
-        )
         figures = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in selected.figures.items())
         log.info("replay for %s: %s", group.name, figures)
-        if found.jobs or found.requests:
-            self._replay(group, found)
-        await self._seed(group, logs)
+
+    def _replay_found(
+        self, group: Group, jobs: Sequence[Job], requests: dict[str, tuple[Sweep, ...]]
+    ) -> None:
+        if jobs or requests:
+            self._replay(group, Replay(jobs=tuple(jobs), requests=requests))
+
+    def _without_rivals(
+        self, group: Group, jobs: dict[KeyId, Job], answer: Answer, winners: Sequence[Winner]
+    ) -> list[Job]:
+        """The jobs but for candidates that lost, where the group's engines will find who won."""
+        roots = [Path(root) for root in group.default_roots(COMPILER)]
+        kept = without_rivals(jobs, answer.tunings, winners, group.target, group.environment, roots)
+        self._node.replayed["rivals"] = len(jobs) - len(kept)
+        return list(kept.values())
 
     def _logs(self) -> list[Path]:
         """The logs in the daemon's own directory, the newest first as far as they are not too many."""
@@ -121,24 +152,25 @@ class LogReplay:
             taken.append(path)
         return taken
 
-    async def _seed(self, group: Group, logs: list[Path]) -> None:
+    async def _seed(self, group: Group, winners: Sequence[Winner], answer: Answer, notes: list[str]) -> None:
         """Winners go to the directory in which the group's engines look for Triton's results."""
-        notes: list[str] = []
-        winners = await in_thread(winners_beside, logs, notes)
-        if winners:
-            roots = [Path(root) for root in group.default_roots(COMPILER)]
-            seeded = await seed(
-                winners, (), group.target, group.environment, roots, interpreter=group.interpreter
-            )
-            notes += seeded.notes
-            if seeded.figures is not None:
-                self._node.replayed["winners_seeded"] = seeded.figures.seeded
-        for note in notes:
+        # Those that join later, with a directory of their own, get them too.
+        group.tunings.met(answer.tunings)
+        roots = [Path(root) for root in group.default_roots(COMPILER)]
+        seeded = await in_thread(seed, winners, answer.tunings, group.target, group.environment, roots)
+        if seeded.figures is not None:
+            self._node.replayed["winners_seeded"] = seeded.figures.seeded
+        for note in (*notes, *answer.notes, *seeded.notes):
             log.info("replay: %s", printable(note, SHOWN_REASON))
 
     def _complain(self, text: str) -> None:
         self._node.problems["replay"] += 1
         log.warning("replay: %s", text)
+
+
+async def _tunings(group: Group, winners: Sequence[Winner]) -> Answer:
+    """Of these winners; none at all costs nothing. Raises `HelperFailed`."""
+    return await tunings_of(winners, (), group.target, group.environment, interpreter=group.interpreter)
 
 
 async def _ask(group: Group, logs: list[Path]) -> Selected:

@@ -28,6 +28,8 @@ class Replayed(msgspec.Struct, kw_only=True):
     engine_failed: int = 0
     planned: int = 0
     others: int = 0
+    # Rebuilt from their record, and left out: candidates that lost to a winner which engines will find.
+    rivals: int = 0
     refused: int = 0
     # Requests traced, and jobs made of a record alone.
     requests: int = 0
@@ -65,6 +67,7 @@ def lines(replayed: Replayed) -> Iterator[str]:
         "failed in the engine": replayed.engine_failed,
         "were ready": replayed.planned,
         "of other libraries": replayed.others,
+        "lost to a known winner": replayed.rivals,
     }
     if any(left.values()):
         yield "left alone: " + ", ".join(f"{count} {what}" for what, count in left.items() if count)

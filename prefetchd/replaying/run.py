@@ -35,13 +35,13 @@ from prefetchd.replaying.selection import (
     with_cost,
 )
 from prefetchd.replaying.winners import COMPILER as TUNED
-from prefetchd.replaying.winners import seed, winners_beside
+from prefetchd.replaying.winners import seed, tunings_of, winners_beside, without_rivals
 from prefetchd.shapelog import Merged, Record, log_files
 from prefetchd.targets import Target
 from prefetchd.trace import Failure, Mode, Report
 from prefetchd.tracer import Tracer
 from prefetchd.warm import Site, trace_all
-from prefetchd.winners import Winner
+from prefetchd.winners import Tuning, Winner
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +90,7 @@ class _Replay:
         # By key what an engine's own compile of it took.
         self._seconds: dict[KeyId, float] = {}
         self._jobs: dict[KeyId, Job] = {}
+        self._traced: set[KeyId] = set()
         self.replayed = Replayed(target=plan.target_name)
 
     async def run(self) -> Replayed:
@@ -105,14 +106,16 @@ class _Replay:
                 self._take(traced)
                 self._rebuild([*self._unreached(sites, traced), *rest])
                 self._count_failed(sites, traced)
+                tunings = await self._tunings(winners, traced)
                 await self._compile()
                 # Before the proof, which then chooses as the engine will, from the same files.
-                await self._seed(winners, traced)
+                self._seed(winners, tunings)
                 self._count_missed(traced, await self._trace(tracer, sites, "forbid"))
         else:
             self._rebuild(rest)
+            tunings = await self._tunings(winners, [])
             await self._compile()
-            await self._seed(winners, [])
+            self._seed(winners, tunings)
         refused = self._rebuilder.refused
         replayed.foreign, replayed.refused = self._rebuilder.foreign, refused.count
         replayed.problems += refused.problems
@@ -198,6 +201,7 @@ class _Replay:
         for report in traced:
             for job in report.jobs:
                 identity = (job.compiler, job.key)
+                self._traced.add(identity)
                 self._jobs[identity] = with_cost(job, self._seconds.get(identity, 0.0))
 
     def _unreached(self, sites: Iterable[Traceable], traced: Iterable[Report]) -> Iterator[Record]:
@@ -278,16 +282,33 @@ class _Replay:
             replayed.failed += 1
             replayed.problems.append(Problem(what=outcome.job.key, kind="compile", text=outcome.text))
 
-    async def _seed(self, winners: tuple[Winner, ...], traced: Iterable[Report]) -> None:
+    # Winners.
+
+    async def _tunings(self, winners: tuple[Winner, ...], traced: Iterable[Report]) -> list[Tuning]:
+        """The tunings whose winners may be known; what lost in them is compiled by nobody from now on."""
         met = [tuning for report in traced for tuning in report.tunings]
         if not winners and not met:
-            return
+            return []
         try:
             root = self._compiler(TUNED).cache_root()
         except CompilerUnavailable as error:
             self.replayed.notes.append(f"winners are not seeded: {error}")
+            return []
+        answer = await tunings_of(winners, met, self._plan.target, self._environment)
+        self.replayed.notes += answer.notes
+        # What a trace has asked for was chosen by the same winners already.
+        rebuilt = {identity: job for identity, job in self._jobs.items() if identity in self._rebuilder.jobs}
+        kept = without_rivals(rebuilt, answer.tunings, winners, self._plan.target, self._environment, [root])
+        for identity in rebuilt.keys() - kept.keys() - self._traced:
+            del self._jobs[identity]
+            self.replayed.rivals += 1
+        return answer.tunings
+
+    def _seed(self, winners: tuple[Winner, ...], tunings: Sequence[Tuning]) -> None:
+        if not tunings:
             return
-        seeded = await seed(winners, met, self._plan.target, self._environment, [root])
+        root = self._compiler(TUNED).cache_root()
+        seeded = seed(winners, tunings, self._plan.target, self._environment, [root])
         self.replayed.notes += seeded.notes
         if seeded.figures is not None:
             self.replayed.winners = seeded.figures

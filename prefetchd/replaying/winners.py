@@ -16,9 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from prefetchd.compilers.base import Job
+from prefetchd.compilers.triton import payload_of
 from prefetchd.compilers.triton_results import Answers, given_for
+from prefetchd.compilers.triton_rivals import Answered, rivals
 from prefetchd.coverage import Ledger, WinnerFigures
 from prefetchd.null_device import launcher
+from prefetchd.replaying.selection import KeyId
 from prefetchd.replaying.tunings import Answer, Question
 from prefetchd.shapelog.reading import WINNERS_NAME
 from prefetchd.store import Staging
@@ -65,30 +69,58 @@ def valid_on(winners: Iterable[Winner], target: Target) -> list[Winner]:
     return [each for each in winners if (each.gpu, each.sm_count) == (target.name, target.sm_count)]
 
 
-async def seed(
+async def tunings_of(
     winners: Sequence[Winner],
-    met: Iterable[Tuning],
+    met: Sequence[Tuning],
+    target: Target,
+    environment: Mapping[str, str],
+    *,
+    interpreter: str = sys.executable,
+) -> Answer:
+    """The tunings that traces have `met`, and those that the other winners' tuners tell.
+
+    Raises `HelperFailed` where no temporary files can be kept.
+    """
+    known = {_question(each) for each in met}
+    valid = valid_on(winners, target)[:MAX_WINNERS]
+    unmet = [each for each in valid if _question(each) not in known]
+    answer = await _ask(unmet, target, environment, interpreter) if unmet else Answer()
+    return msgspec.structs.replace(answer, tunings=[*met, *answer.tunings])
+
+
+def without_rivals(
+    jobs: Mapping[KeyId, Job],
+    tunings: Iterable[Tuning],
+    winners: Sequence[Winner],
     target: Target,
     environment: Mapping[str, str],
     roots: Iterable[Path],
-    *,
-    interpreter: str = sys.executable,
-) -> Seeded:
-    """Writes what is known into each of the cache roots. `met` are tunings that traces have told.
+) -> dict[KeyId, Job]:
+    """The jobs, but for candidates that no engine compiles which finds the winners of these tunings.
 
-    Raises `StoreUnwritable`, and `HelperFailed` where no temporary files can be kept.
+    Each of the roots must be one that `seed` is given.
     """
-    valid = valid_on(winners, target)[:MAX_WINNERS]
+    given = given_for(environment, tuple(winners) or None)
+    answers = [Answers(given, target, root) for root in roots]
+    answered = []
+    for tuning in tunings:
+        chosen = {each.choose(tuning) for each in answers}
+        if len(chosen) == 1 and (index := chosen.pop()) is not None:
+            answered.append(Answered(tuning, index))
+    variants = {job.key: payload_of(job) for job in jobs.values() if job.compiler == COMPILER}
+    left_out = {(COMPILER, key) for key in rivals(variants, answered)} if answered else set()
+    return {identity: job for identity, job in jobs.items() if identity not in left_out}
+
+
+def seed(
+    winners: Sequence[Winner],
+    tunings: Sequence[Tuning],
+    target: Target,
+    environment: Mapping[str, str],
+    roots: Iterable[Path],
+) -> Seeded:
+    """Writes what is known of these tunings into each of the cache roots. Raises `StoreUnwritable`."""
     seeded = Seeded()
-    tunings = list(met)
-    if valid:
-        known = {(each.module, each.kernel, msgspec.json.encode(each.key)) for each in tunings}
-        unmet = [
-            each for each in valid if (each.module, each.kernel, msgspec.json.encode(each.key)) not in known
-        ]
-        answer = await _ask(unmet, target, environment, interpreter) if unmet else Answer()
-        tunings += answer.tunings
-        seeded.notes += answer.notes
     if not tunings:
         return seeded
     given = given_for(environment, tuple(winners) or None)
@@ -102,6 +134,10 @@ async def seed(
         seeded.figures = ledger.winners(RECORDED)
         seeded.notes += [note for note in ledger.coverage.notes if note not in seeded.notes]
     return seeded
+
+
+def _question(of: Winner | Tuning) -> tuple[str, str, bytes]:
+    return (of.module, of.kernel, msgspec.json.encode(of.key))
 
 
 async def _ask(

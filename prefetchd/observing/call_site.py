@@ -12,7 +12,11 @@ from types import FrameType
 # Packages whose frames stand between an engine's call and its compile. Kernel libraries are not among them:
 # the place in fla or in an engine that launches a kernel is what people look for.
 LIBRARIES = frozenset(
-    {"prefetchd", "torch", "triton", "deep_gemm", "cutlass", "tvm_ffi", "threading", "functools"}
+    {
+        *("prefetchd", "torch", "triton", "deep_gemm", "cutlass", "tvm_ffi"),
+        # Python's own, and what a program begins with when `prefetchd run` reaches into it.
+        *("threading", "functools", "concurrent", "importlib", "sitecustomize", "prefetchd_post_import"),
+    }
 )
 # Engines that carry a copy of one under their own name.
 VENDORED = (".third_party.deep_gemm", "tensorrt_llm.deep_gemm")
@@ -26,7 +30,8 @@ def call_site(frame: FrameType | None = None) -> str:
     for _ in range(MAX_FRAMES):
         if frame is None:
             break
-        module = frame.f_globals.get("__name__") or ""
+        # Whoever runs code of his own making may have put anything there.
+        module = str(frame.f_globals.get("__name__") or "")
         if module.partition(".")[0] not in LIBRARIES and not any(name in module for name in VENDORED):
             code = frame.f_code
             return f"{module}.{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"

@@ -105,15 +105,15 @@ def test_daemon_killed_while_serving_costs_nothing_and_the_next_one_catches_up(t
             wait_until((tmp_path / "paused").exists, serving)
             os.kill(place.daemon_pid(), signal.SIGKILL)
             stack.enter_context(place.start_daemon())
+            # The engine's client comes back by itself and says again what its model can launch.
+            wait_until(lambda: place.planned() > 0, serving)
             (tmp_path / "go").touch()
             served = serving.result()
-            stats = place.prefetchd("stats")
         finally:
             (tmp_path / "go").touch()
             place.end_daemon()
 
     assert served.tokens == [STEPS] * 5
-    assert stats["figures"]["prefetchd_planned_total{compiler=triton}"] > 0
 
 
 def wait_until(condition: Callable[[], bool], serving: Future[Served]) -> None:

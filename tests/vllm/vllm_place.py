@@ -147,6 +147,21 @@ class Place:
             [str(BIN / "prefetchd"), "serve"], env=self.environment(), stdout=log, stderr=log
         )
 
+    def planned(self) -> int:
+        """Variants that the running daemon knows from plans; 0 while there is none."""
+        done = subprocess.run(
+            [str(BIN / "prefetchd"), "stats", "--json"],
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        figures = json.loads(done.stdout)["figures"] if done.returncode == 0 else {}
+        return sum(
+            int(value) for name, value in figures.items() if name.startswith("prefetchd_planned_total")
+        )
+
     def daemon_pid(self) -> int:
         """The process that holds the endpoint."""
         return int((self.root / "run/prefetchd/daemon.lock").read_text())

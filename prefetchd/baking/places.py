@@ -44,7 +44,6 @@ SWITCHES = {
     "TORCH_COMPILE_DISABLE": "1",
     # Variants are named in one thread.
     "VLLM_TRITON_JIT_WARMUP_NUM_THREADS": "1",
-    "VLLM_DISABLE_FLASHINFER_AUTOTUNE_CACHE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 PLUGINS_VARIABLE, PLUGIN = "VLLM_PLUGINS", "prefetchd"

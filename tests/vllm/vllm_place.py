@@ -36,6 +36,20 @@ VARIABLES = {
 }
 
 
+# On Blackwell vLLM prefers FlashInfer's ready-made kernels, which it would have to fetch from elsewhere.
+BLACKWELL = {
+    "attention_backend": "TRITON_MLA",
+    "moe_backend": "triton",
+}
+WITHOUT_MLA = {"attention_backend": "TRITON_ATTN", "moe_backend": "triton"}
+OPTIONS = {
+    ("b200", "kimi-linear"): BLACKWELL,
+    ("b200", "deepseek-v3-fp8"): {**BLACKWELL, "moe_backend": "deep_gemm", "linear_backend": "deep_gemm"},
+    ("b200", "qwen3-next"): WITHOUT_MLA,
+    ("b200", "nemotron-h"): WITHOUT_MLA,
+}
+
+
 @dataclass(frozen=True)
 class Served:
     """How one engine went."""
@@ -67,6 +81,8 @@ class Place:
 
     def __init__(self, root: Path, model: str, target: str = "h200") -> None:
         self.root, self.model, self.target = root, MODELS / model, target
+        chosen = OPTIONS.get((target, model), {})
+        self._options = [f"{name}={json.dumps(value)}" for name, value in chosen.items()]
         self._runs = 0
         (root / "run").mkdir(parents=True, mode=0o700)
 
@@ -91,7 +107,7 @@ class Place:
         before = self.entries()
         command = [str(BIN / "prefetchd"), "run", *(() if daemon else ("--no-start",)), "--"]
         command += [str(BIN / "prefetchd"), "null", "--target", self.target, "--"]
-        command += [sys.executable, str(ENGINE), str(self.model), *options]
+        command += [sys.executable, str(ENGINE), str(self.model), *self._options, *options]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
@@ -134,7 +150,7 @@ class Place:
     def bake(self, *batches: str) -> Any:
         """Bakes this model's engine."""
         options = [part for batch in batches for part in ("--batch", batch)]
-        command = [sys.executable, str(ENGINE), str(self.model)]
+        command = [sys.executable, str(ENGINE), str(self.model), *self._options]
         manifest = self.root / "bake.json"
         return self.prefetchd(
             "bake", "--target", self.target, "--manifest", str(manifest), *options, "--json", "--", *command

@@ -130,10 +130,10 @@ class Place:
             if any(entry.glob("*.cubin"))
         }
 
-    def prefetchd(self, *arguments: str) -> Any:
+    def prefetchd(self, command: str, *arguments: str) -> Any:
         """A command's JSON; any status but 2."""
         done = subprocess.run(
-            [str(BIN / "prefetchd"), *arguments, "--json"],
+            [str(BIN / "prefetchd"), command, "--json", *arguments],
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -152,9 +152,8 @@ class Place:
         options = [part for batch in batches for part in ("--batch", batch)]
         command = [sys.executable, str(ENGINE), str(self.model), *self._options]
         manifest = self.root / "bake.json"
-        return self.prefetchd(
-            "bake", "--target", self.target, "--manifest", str(manifest), *options, "--json", "--", *command
-        )
+        limits = ("--target", self.target, "--manifest", str(manifest))
+        return self.prefetchd("bake", *limits, *options, "--", *command)
 
     def start_daemon(self) -> subprocess.Popen[bytes]:
         """A daemon as `prefetchd run` would start it."""

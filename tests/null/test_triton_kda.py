@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("fla")
 
-from triton_site import HERE, LIMIT_S, Site
+from answering import answer_of
+from triton_site import HERE, Site
 
 from prefetchd.null_device import launcher
 from prefetchd.null_device.launcher import KEEP_NO_TIMINGS
@@ -36,15 +34,8 @@ def test_chunk_kda_has_as_many_keys_as_a_real_device_compiles(
     for name in KEEP_NO_TIMINGS:
         del child[name]
 
-    done = subprocess.run(
-        [sys.executable, str(HERE / "kda_process.py"), "--target", target, "--scratch", str(site.scratch())],
-        env=child,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    where = ("--target", target, "--scratch", str(site.scratch()))
+    answer = answer_of((str(HERE / "kda_process.py"), *where), child)
 
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"counts": counts, "written": []}
+    assert answer == {"counts": counts, "written": []}
     assert not list(tmp_path.rglob("*.autotune.json"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from answering import answer_of
 from triton_kernels import DOUBLE_VARIANTS, SCALE_VARIANTS
-from triton_site import HERE, LIMIT_S, Site
+from triton_site import HERE, Site
 
 from prefetchd.compilers.base import EntryState, Job
 from prefetchd.null_device import launcher
@@ -46,12 +45,12 @@ class Engine:
         if "--measure" in options:
             for name in KEEP_NO_TIMINGS:
                 del child[name]
-        return _answer([str(HERE / "observed_engine.py"), calls, *options], child)
+        return answer_of([str(HERE / "observed_engine.py"), calls, *options], child)
 
     def rebuild(self, answer: dict[str, Any], **changes: str) -> tuple[list[Job], list[str]]:
         """The jobs of an engine's records, and why others are none."""
         environment = {**self.site.environment, **changes}
-        made = _answer(
+        made = answer_of(
             [str(HERE / "observed_replay.py"), "h200"], environment, given=json.dumps(answer["records"])
         )
         assert not made["torch"]
@@ -60,21 +59,6 @@ class Engine:
     def empty_cache(self) -> None:
         self.site.root = self.site.place / "another-cache"
         self.site.environment["TRITON_CACHE_DIR"] = str(self.site.root)
-
-
-def _answer(argv: list[str], environment: dict[str, str], given: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, *argv],
-        env=environment,
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
 
 
 def records(answer: dict[str, Any]) -> list[Record]:

@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from answering import answer_of
 from random_engine import BATCHES, MAX_TOKENS
 from triton_site import HERE, other_triton
 
@@ -113,20 +114,11 @@ class Engine:
     def serve(self) -> dict[str, Any]:
         environment = {**self._environment, "CC": "/bin/false"}
         target = load_target(self.combination.target)
-        done = subprocess.run(
-            [
-                *(sys.executable, str(HERE / "random_engine.py")),
-                *(self.combination.family, str(self.combination.heads)),
-            ],
-            env=launcher.environment(target, environment, integer_ops=True),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
+        return answer_of(
+            (str(HERE / "random_engine.py"), self.combination.family, str(self.combination.heads)),
+            launcher.environment(target, environment, integer_ops=True),
+            limit_s=LIMIT_S,
         )
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
 
     @cached_property
     def first(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from answering import answer_of
 from triton_site import other_triton
 
 from prefetchd.collect import read_all
@@ -65,17 +66,7 @@ class Place:
                 child.pop(name, None)
                 if name in changes:
                     child[name] = changes[name]
-        done = subprocess.run(
-            [sys.executable, str(HERE / "winners_process.py"), mode, calls, *arguments],
-            env=child,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+        return answer_of((str(HERE / "winners_process.py"), mode, calls, *arguments), child)
 
     def trace(self, calls: str, told: Given | None = None, **changes: str) -> dict[str, Any]:
         self._count += 1

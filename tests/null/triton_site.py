@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from answering import answer_of
 
 from prefetchd.compilers.base import Job
 from prefetchd.compilers.triton import Triton
@@ -31,7 +29,6 @@ VARIABLE = "TRITON_CACHE_DIR"
 # Where another version of Triton lies, to be put on PYTHONPATH; made by the Makefile.
 OTHER_VARIABLE = "PREFETCHD_TEST_TRITON"
 LINES = HERE.parents[1] / ".lines"
-LIMIT_S = 300
 
 
 def other_triton() -> Path:
@@ -73,20 +70,8 @@ class Site:
         if mode != "engine":
             child["PYTHONPATH"] = child["PYTHONPATH"].replace(f"{SITE}:", "")
         scratch = self.scratch()
-        done = subprocess.run(
-            [
-                *(sys.executable, str(HERE / "triton_process.py"), mode),
-                *("--target", self._target_name, "--scratch", str(scratch)),
-                *arguments,
-            ],
-            env=child,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT_S,
-        )
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        where = ("--target", self._target_name, "--scratch", str(scratch))
+        answer = answer_of((str(HERE / "triton_process.py"), mode, *where, *arguments), child)
         if "jobs" in answer:
             answer["jobs"] = msgspec.msgpack.decode(base64.b64decode(answer["jobs"]), type=list[Job])
         return answer

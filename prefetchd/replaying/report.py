@@ -31,6 +31,8 @@ class Replayed(msgspec.Struct, kw_only=True):
     # Rebuilt from their record, and left out: candidates that lost to a winner which engines will find.
     rivals: int = 0
     refused: int = 0
+    # Beyond what is replayed at a time, the cheapest; not even looked at.
+    left_out: int = 0
     # Requests traced, and jobs made of a record alone.
     requests: int = 0
     rebuilt: int = 0
@@ -53,7 +55,7 @@ class Replayed(msgspec.Struct, kw_only=True):
     @property
     def complete(self) -> bool:
         """Whether everything that could be meant for this target is published now."""
-        return not (self.refused or self.failed or self.uncovered)
+        return not (self.refused or self.failed or self.uncovered or self.left_out)
 
 
 def lines(replayed: Replayed) -> Iterator[str]:
@@ -75,6 +77,8 @@ def lines(replayed: Replayed) -> Iterator[str]:
         f"{replayed.variants} variants: {replayed.present} in the cache, compiled {replayed.compiled}, "
         f"failed {replayed.failed}; {replayed.uncovered} records not covered"
     )
+    if replayed.left_out:
+        yield f"{replayed.left_out} records are left out: more than are replayed at a time"
     if replayed.unreadable:
         yield f"{replayed.unreadable} lines are no records"
     if figures := replayed.winners:

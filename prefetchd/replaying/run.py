@@ -9,7 +9,8 @@ the record's key. So replay works with all of the provider packages absent, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -24,10 +25,12 @@ from prefetchd.executors import open_executors
 from prefetchd.pipeline import Ending, JobOutcome, compile_all
 from prefetchd.progress import Progress
 from prefetchd.provider import Provider
+from prefetchd.replaying.interruptible import interruptible
 from prefetchd.replaying.report import Replayed
 from prefetchd.replaying.selection import (
     KeyId,
     Rebuilder,
+    Room,
     Traceable,
     left_alone,
     split,
@@ -42,6 +45,9 @@ from prefetchd.trace import Failure, Mode, Report
 from prefetchd.tracer import Tracer
 from prefetchd.warm import Site, trace_all
 from prefetchd.winners import Tuning, Winner
+
+# Logs that are read within the two seconds after which a person is told what happens.
+SHOWN_BYTES = 8 << 20
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,14 +103,14 @@ class _Replay:
         """See `replay`."""
         replayed = self.replayed
         winners = winners_beside(self._plan.logs, replayed.notes)
-        asked, rest = split(self._records(), self._providers, self._environment)
+        asked, rest = split(await self._records(), self._providers, self._environment)
         sites = traceable(asked)
         replayed.requests = sum(len(site.sweep) for site in sites)
         if sites:
             async with self._tracer(sites, winners) as tracer:
                 traced = await self._trace(tracer, sites, "capture")
                 self._take(traced)
-                self._rebuild([*self._unreached(sites, traced), *rest])
+                await self._rebuild([*self._unreached(sites, traced), *rest])
                 self._count_failed(sites, traced)
                 tunings = await self._tunings(winners, traced)
                 await self._compile()
@@ -112,7 +118,7 @@ class _Replay:
                 self._seed(winners, tunings)
                 self._count_missed(traced, await self._trace(tracer, sites, "forbid"))
         else:
-            self._rebuild(rest)
+            await self._rebuild(rest)
             tunings = await self._tunings(winners, [])
             await self._compile()
             self._seed(winners, tunings)
@@ -124,35 +130,58 @@ class _Replay:
 
     # The records.
 
-    def _records(self) -> list[Record]:
+    async def _records(self) -> list[Record]:
         """All that are worth a look, the dearest first."""
         replayed = self.replayed
         files = log_files(self._plan.logs)
-        merged = Merged(files)
         replayed.logs = [str(path) for path in files]
-        records = []
-        for record in merged:
-            replayed.records += 1
-            left = left_alone(record)
-            if left is not None:
-                setattr(replayed, left, getattr(replayed, left) + 1)
-                continue
-            records.append(record)
-            replayed.engine_s += record.seconds
-            if record.key:
-                identity = (record.compiler, record.key)
-                self._seconds[identity] = max(self._seconds.get(identity, 0.0), record.seconds)
+        size = sum(path.stat().st_size for path in files)
+        with self._progress.phase("read", size >> 20) if size > SHOWN_BYTES else nullcontext() as advance:
+            merged, records = await interruptible(lambda check: self._read(files, check, advance))
         replayed.unreadable = merged.problems.count
         replayed.problems += [
             Problem(what="a line", kind="unreadable", text=text) for text in merged.problems.first
         ]
-        if merged.left_out:
-            replayed.notes.append(f"{merged.left_out} records beyond what can be merged were left out")
+        replayed.left_out += merged.left_out
         return records
 
-    def _rebuild(self, records: Iterable[Record]) -> None:
-        for record in records:
-            self._rebuilder.add(record)
+    def _read(
+        self, files: list[Path], check: Callable[[], None], advance: Callable[[str], None] | None
+    ) -> tuple[Merged, list[Record]]:
+        done = 0
+
+        def read(size: int) -> None:
+            nonlocal done
+            check()
+            before, done = done, done + size
+            for _ in range((done >> 20) - (before >> 20)):
+                if advance is not None:
+                    advance("MiB of logs")
+
+        merged, room = Merged(files, read), Room()
+        records = []
+        for record in merged:
+            check()
+            self.replayed.records += 1
+            left = left_alone(record)
+            if left is not None:
+                setattr(self.replayed, left, getattr(self.replayed, left) + 1)
+            elif room.takes(record):
+                records.append(record)
+                self.replayed.engine_s += record.seconds
+                if record.key:
+                    identity = (record.compiler, record.key)
+                    self._seconds[identity] = max(self._seconds.get(identity, 0.0), record.seconds)
+        self.replayed.left_out += room.left_out
+        return merged, records
+
+    async def _rebuild(self, records: Iterable[Record]) -> None:
+        def rebuild(check: Callable[[], None]) -> None:
+            for record in records:
+                check()
+                self._rebuilder.add(record)
+
+        await interruptible(rebuild)
         for identity, job in self._rebuilder.jobs.items():
             self._jobs.setdefault(identity, job)
 

@@ -26,14 +26,10 @@ from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job
 from prefetchd.parent_death import end_with_parent
 from prefetchd.protocol import encode_sweeps
 from prefetchd.provider import PROVIDER_GROUP
-from prefetchd.replaying.selection import Asked, Rebuilder, left_alone, split, traceable
+from prefetchd.replaying.selection import Asked, Rebuilder, Room, left_alone, split, traceable
 from prefetchd.shapelog import Merged, Record, log_files
 from prefetchd.targets import Target
 
-# The dearest so many are replayed: twice what the largest model compiles.
-MAX_RECORDS = 20_000
-# Of the jobs together; a DeepGEMM job takes 2 KB, a Triton job 4 KB.
-MAX_PAYLOAD = 128 << 20
 # Address space; merging the most that is read takes 150 MB, Triton's libraries 1 GB of it.
 MEMORY_LIMIT = 8 << 30
 # Reasons handed on; all are counted.
@@ -71,17 +67,15 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
     rebuilder = Rebuilder(question.target, load, environment)
     asked: list[Asked] = []
     left: Counter[str] = Counter()
-    records = payload = 0
+    room = Room()
+    records = 0
     for record in merged:
         records += 1
         reason = left_alone(record)
         if reason is not None:
             left[reason] += 1
-        elif records - left.total() <= MAX_RECORDS and payload < MAX_PAYLOAD:
-            payload += len(msgspec.json.encode(record.rebuild))
+        elif room.takes(record):
             asked += _add(record, rebuilder, providers, environment)
-        else:
-            left["too_many"] += 1
     sites = traceable(asked)
     encoded = {
         name: encode_sweeps(site.sweep for site in sites if site.provider == name)
@@ -97,6 +91,7 @@ def select(question: Question, environment: dict[str, str], providers: frozenset
             "foreign": rebuilder.foreign,
             "refused": rebuilder.refused.count,
             "unreadable": merged.problems.count,
+            **({"too_many": room.left_out + merged.left_out} if room.left_out + merged.left_out else {}),
             **left,
         },
         reasons=[

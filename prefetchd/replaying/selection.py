@@ -26,6 +26,11 @@ from prefetchd.targets import Target
 KeyId = tuple[str, str]
 # Reasons told one by one; a log of noise has one for each of its lines, and all are counted.
 MAX_PROBLEMS = 1000
+# The dearest so many are replayed: twice what the largest model compiles.
+MAX_RECORDS = 20_000
+# Of what they hold together; a DeepGEMM record has 2 KB of it, one of Triton's 4 KB. In memory a forged one
+# takes 25 times as much.
+MAX_PAYLOAD = 128 << 20
 # Of what a record says of itself, what a message repeats.
 SHOWN = 120
 
@@ -59,6 +64,23 @@ class Traceable(NamedTuple):
     provider: str
     sweep: Sweep
     records: tuple[Record, ...]
+
+
+class Room:
+    """How much of a log is replayed at a time. `left_out` counts what did not fit, the cheapest."""
+
+    def __init__(self) -> None:
+        self.left_out = 0
+        self._records = self._bytes = 0
+
+    def takes(self, record: Record) -> bool:
+        """Whether there is room for the record, which takes it then."""
+        if self._records >= MAX_RECORDS or self._bytes >= MAX_PAYLOAD:
+            self.left_out += 1
+            return False
+        self._records += 1
+        self._bytes += len(msgspec.json.encode([record.rebuild, record.request]))
+        return True
 
 
 class Refusals:

@@ -21,6 +21,8 @@ from prefetchd.shapelog.writer import LOG_SUFFIX, LogUnusable
 WINNERS_NAME = "winners.jsonl"
 # A reason may quote what the line holds; a person reads its beginning.
 MAX_REASON = 200
+# Of a line that is too long; what follows is told as another, so that a reader can be interrupted in between.
+MAX_SKIPPED = 64 << 20
 # Problems told one by one; a file of noise has one for each of its lines.
 MAX_PROBLEMS = 100
 
@@ -138,9 +140,9 @@ def _read(file: BinaryIO, path: Path) -> bytes:
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Reads on to the line's end, however far it is, and says how many bytes that were."""
+    """Reads on to the line's end, if that is not too far, and says how many bytes that were."""
     skipped = 0
-    while data := file.readline(MAX_LINE_BYTES):
+    while skipped < MAX_SKIPPED and (data := file.readline(MAX_LINE_BYTES)):
         skipped += len(data)
         if data.endswith(b"\n"):
             break

@@ -179,11 +179,15 @@ def test_interrupt_keeps_what_is_published_and_leaves_nothing_else(machine: Mach
     machine.log(costing(first, 9.0), second)
     pipe = machine.place / "pipe"
     os.mkfifo(pipe)
+    # The second tells when the first is published, whichever of the two began before the other.
+    published = machine.written.site.root / "cache" / first.key
+    wait = f"until [ -e {published} ]; do sleep 0.01; done"
     make_nvcc(
-        machine.written.site.nvcc, body=f'if grep -q "2 / 16" "$source"; then echo here >{pipe}; sleep 60; fi'
+        machine.written.site.nvcc,
+        body=f'if grep -q "2 / 16" "$source"; then {wait}; echo here >{pipe}; sleep 60; fi',
     )
 
-    process = machine.start("--target", "h200", "--jobs", "1")
+    process = machine.start("--target", "h200", "--jobs", "2")
     assert pipe.read_text() == "here\n"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=LIMIT_S)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job, NotRebuildable, fingerprint_id
-from prefetchd.replaying.selection import MAX_PROBLEMS, Left, Rebuilder, left_alone, split, traceable
+from prefetchd.replaying import selection
+from prefetchd.replaying.interruptible import interruptible
+from prefetchd.replaying.selection import MAX_PROBLEMS, Left, Rebuilder, Room, left_alone, split, traceable
 from prefetchd.shapelog import Record
 from prefetchd.targets import load_target
 
@@ -199,3 +203,39 @@ def test_refusals_are_all_counted_and_some_told(rebuilder: Rebuilder) -> None:
 )
 def test_what_is_left_alone_is_no_fault(left: Record, reason: Left | None) -> None:
     assert left_alone(left) is reason
+
+
+def test_what_one_replay_takes_is_bounded_in_number_and_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "MAX_RECORDS", 3)
+    many = Room()
+    assert [many.takes(record(str(number))) for number in range(5)] == [True] * 3 + [False] * 2
+    assert many.left_out == 2
+
+    monkeypatch.setattr(selection, "MAX_PAYLOAD", 100_000)
+    large = {"op": "of no provider", "text": "x" * 60_000}
+    wholes: tuple[dict[str, Any], ...] = ({"request": large}, {"rebuild": large})
+    for fields in wholes:
+        wide = Room()
+        assert [wide.takes(record(str(number), **fields)) for number in range(3)] == [True, True, False]
+
+
+def test_work_beside_a_loop_ends_when_its_task_is_cancelled() -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(check: Callable[[], None]) -> None:
+        try:
+            while True:
+                check()
+                begun.set()
+        finally:
+            ended.set()
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(interruptible(work))
+        await asyncio.to_thread(begun.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended.is_set()
+
+    asyncio.run(scenario())

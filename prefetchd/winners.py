@@ -261,11 +261,11 @@ def read_winners(path: Path) -> tuple[list[Winner], list[str]]:
     return winners, problems
 
 
-def append_winners(path: Path, winners: Iterable[Winner]) -> int:
+def append_winners(path: Path, winners: Iterable[Winner], known: set[str] | None = None) -> int:
     """Adds those the file does not have yet and says how many; what is in it stays. Raises
-    `WinnersUnreadable`.
+    `WinnersUnreadable`. Who adds often hands in what it knows to be in the file, which is not read then.
     """
-    have = {canonical(winner) for winner in (read_winners(path)[0] if path.exists() else ())}
+    have = known_in(path) if known is None else known
     new = [winner for winner in merge(winners) if canonical(winner) not in have]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +280,13 @@ def append_winners(path: Path, winners: Iterable[Winner]) -> int:
             os.fsync(file)
     except OSError as error:
         raise WinnersUnreadable(f"{path}: cannot be written: {error.strerror}; name another file") from error
+    have.update(map(canonical, new))
     return len(new)
+
+
+def known_in(path: Path) -> set[str]:
+    """What `append_winners` need not add. Raises `WinnersUnreadable`."""
+    return {canonical(winner) for winner in (read_winners(path)[0] if path.exists() else ())}
 
 
 def _line_end(file: int) -> bytes:

@@ -26,7 +26,7 @@ from prefetchd.observer import Started
 from prefetchd.protocol import Event
 from prefetchd.shapelog import Ended, Line, LogUnusable, Published, Record, ShapeLog
 from prefetchd.shapelog import Started as StartedLine
-from prefetchd.winners import Winner, WinnersUnreadable, append_winners
+from prefetchd.winners import Winner, WinnersUnreadable, append_winners, known_in
 
 log = logging.getLogger("prefetchd")
 
@@ -90,6 +90,8 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._log: ShapeLog | None = None
         self._rank = -1
+        # What the file of winners is known to hold.
+        self._winners: set[str] | None = None
         self.closed = False
 
     @guarded(None)
@@ -233,8 +235,12 @@ class Recorder:
         # Opening the log is what makes the directory, private.
         if self._opened(self._find_rank()) is None or self._directory is None:
             return
+        path = self._directory / WINNERS_FILE
         try:
-            append_winners(self._directory / WINNERS_FILE, [winner])
+            if self._winners is None:
+                # Once: a file of many runs takes a tenth of a second, and the engine's threads wait.
+                self._winners = known_in(path)
+            append_winners(path, [winner], self._winners)
         except WinnersUnreadable as error:
             self._complain(error)
 

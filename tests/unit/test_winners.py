@@ -28,6 +28,7 @@ from prefetchd.winners import (
     decode_winner,
     encode_winner,
     index_of,
+    known_in,
     merge,
     read_winners,
 )
@@ -128,6 +129,17 @@ class TestFile:
 
         assert counts == [1, 1, 0]
         assert read_winners(path) == ([winner(), other], [])
+
+    def test_who_adds_often_reads_the_file_once(self, tmp_path: Path) -> None:
+        path = tmp_path / "winners.jsonl"
+        append_winners(path, [winner()])
+        known = known_in(path)
+        path.unlink()
+        other = winner(key=[1])
+
+        counts = [append_winners(path, [each], known) for each in (winner(), other, other)]
+
+        assert (counts, read_winners(path)[0]) == ([0, 1, 0], [other])
 
     def test_half_a_line_of_a_killed_writer_spoils_nothing(self, tmp_path: Path) -> None:
         path = tmp_path / "winners.jsonl"

@@ -26,7 +26,7 @@ from prefetchd.null_device import guard
 
 LEFT_TO_THE_ENGINE = (
     "Triton's own module cuda_utils is left to the engine, which builds it once, in about a second: its key "
-    "holds the directories in which the engine finds libcuda. --libcuda-dir names them"
+    "holds the directories in which the engine finds libcuda. PREFETCHD_LIBCUDA_DIR names them"
 )
 
 

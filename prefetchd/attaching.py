@@ -15,6 +15,7 @@ from prefetchd.client import Client
 from prefetchd.client.link import CurveKeys
 from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
 from prefetchd.curve import client_keys
+from prefetchd.cute.pools import with_state_pool
 from prefetchd.endpoint import find_endpoint
 from prefetchd.introduction import ASKED_AHEAD, Introduction
 from prefetchd.observing.watch import Watch
@@ -46,12 +47,15 @@ class Handle:
         planner: Planner | None = None,
         reason: str = "",
         watch: Watch | None = None,
+        introduction: Introduction | None = None,
     ) -> None:
         self.client, self.planner, self.watch = client, planner, watch
+        self._introduction = introduction
         # Why nothing is attached; empty when something is.
         self.reason = reason
         # What the daemon was told of the model, and the families that serve it.
         self.profile: Profile | None = None
+        self.state_slots = 0
         self.families: dict[str, Provider] = {}
 
     @property
@@ -59,16 +63,24 @@ class Handle:
         """Whether messages go anywhere."""
         return self.client is not None
 
-    def use_profile(self, profile: Profile, max_tokens: int, providers: Iterable[str] = ()) -> None:
+    def use_profile(
+        self, profile: Profile, max_tokens: int, providers: Iterable[str] = (), *, state_slots: int = 0
+    ) -> None:
         """Plans by this profile from now on, and has the daemon compile all that it can cause.
 
-        One that no provider serves leaves the engine observed only. Raises what a provider raises.
+        `state_slots` is the size of the engine's pool of states, said in its hello from now on; 0 leaves it
+        as it was. One that no provider serves leaves the engine observed only. Raises what a provider raises.
         """
-        if self.client is None or self.profile == profile:
+        slots = state_slots or self.state_slots
+        if self.client is None or (self.profile, self.state_slots) == (profile, slots):
             return
-        self.profile, self.families = profile, _families(profile, providers)
+        planned = with_state_pool(profile, slots)
+        self.profile, self.state_slots, self.families = profile, slots, _families(planned, providers)
+        if self._introduction is not None and self._introduction.state_slots != slots:
+            self._introduction.state_slots = slots
+            self.client.refresh()
         limits = _Limits(self.client, max_tokens)
-        self.planner = Planner(profile, self.families, self.client, limits) if self.families else None
+        self.planner = Planner(planned, self.families, self.client, limits) if self.families else None
         if self.families:
             universe = Universe(
                 profile=encode_profile(profile), providers=tuple(self.families), max_tokens=max_tokens
@@ -105,6 +117,7 @@ def attach(
     target: Target | None = None,
     max_tokens: int | None = None,
     providers: Iterable[str] = (),
+    state_slots: int = 0,
     or_observe: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> Handle:
@@ -112,6 +125,7 @@ def attach(
 
     `profile` is one, or its file; without it the setting `profile` names the file. `device` is the CUDA
     device of this rank as this process counts them, and `target` says what it is where that is known already.
+    `state_slots` is the size of its pool of states, where it has one and knows it by now.
     With `or_observe` an engine without a profile, or with one that no provider serves, is attached all the
     same: what it compiles is seen and logged, and nothing is planned.
     """
@@ -140,14 +154,15 @@ def attach(
             world=world,
             device=device,
             target=target or (load_target(settings.target) if settings.target else None),
+            state_slots=state_slots,
         )
         address, keys = _address(settings, environment)
         client = Client(address, introduction, wait_ms=settings.wait_ms, curve=keys)
-        handle = Handle(client, watch=watch)
+        handle = Handle(client, watch=watch, introduction=introduction)
         if watch is not None:
             watch.use(client, lambda: handle.planner, device=device, rank=rank, target=target)
         if chosen is not None and families:
-            handle.use_profile(chosen, max_tokens or settings.max_tokens, families)
+            handle.use_profile(chosen, max_tokens or settings.max_tokens, families, state_slots=state_slots)
         else:
             client.start()
     except Exception as error:

@@ -50,10 +50,13 @@ class Introduction:
         world: int = 1,
         device: int = 0,
         target: Target | None = None,
+        state_slots: int = 0,
     ) -> None:
         self._engine, self._rank, self._world, self._device = engine, rank, world, device
         self._compilers = tuple(compilers)
         self._target, self._probed = target, target is not None
+        # Of the pool of states; an engine may know it later than it attaches.
+        self.state_slots = state_slots
         # The client's thread asks, and the observer's.
         self._lock = threading.Lock()
         self._basis: tuple[object, ...] | None = None
@@ -62,10 +65,11 @@ class Introduction:
     def __call__(self) -> Hello:
         """The hello as things are now."""
         loaded = frozenset(name for name in NEEDED_LIBRARY.values() if name in sys.modules)
-        basis = (dict(os.environ), loaded, tuple(sorted(os.sched_getaffinity(0))))
+        cpus = tuple(sorted(os.sched_getaffinity(0)))
+        basis = (dict(os.environ), loaded, cpus, self.state_slots)
         with self._lock:
             if self._hello is None or basis != self._basis:
-                self._basis, self._hello = basis, self._describe(basis[2])
+                self._basis, self._hello = basis, self._describe(cpus)
             return self._hello
 
     def _describe(self, cpus: tuple[int, ...]) -> Hello:
@@ -87,6 +91,7 @@ class Introduction:
             interpreter=sys.executable or "",
             library_directories=_library_directories(),
             cpus=cpus,
+            state_slots=self.state_slots,
         )
 
 

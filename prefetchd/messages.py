@@ -113,6 +113,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     interpreter: Text = ""
     library_directories: Paths = ()
     cpus: Annotated[tuple[Count, ...], msgspec.Meta(max_length=8192)] = ()
+    # Of the engine's pool of states, which some keys contain; 0 where it has none or does not know yet.
+    state_slots: Count = 0
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):

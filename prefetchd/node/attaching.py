@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from prefetchd.compilers import COMPILERS, compiler_class
+from prefetchd.cute.pools import with_state_pool
 from prefetchd.node.groups import Group, admitted_roots, installed_providers, refused_roots
 from prefetchd.node.peers import Peer
 from prefetchd.node.state import Node
@@ -188,21 +189,24 @@ class Attaching:
         if peer.rank is None:
             node.problems["not attached"] += 1
             return
-        if peer.universe == universe.profile:
+        slots = peer.hello.state_slots
+        if peer.universe == (universe.profile, slots):
             return
-        peer.universe = universe.profile
+        peer.universe = universe.profile, slots
         group = node.group_of(peer)
         if group is not None and peer.local:
             known = tuple(name for name in universe.providers if name in installed_providers())
             group.want(known)
             node.begin_expanding()
-            self._spawn(self._expand(peer, group, universe, known))
+            self._spawn(self._expand(peer, group, universe, known, slots))
 
-    async def _expand(self, peer: Peer, group: Group, universe: Universe, names: tuple[str, ...]) -> None:
+    async def _expand(
+        self, peer: Peer, group: Group, universe: Universe, names: tuple[str, ...], slots: int
+    ) -> None:
         node = self._node
         generation = peer.generation
         try:
-            sweeps = await in_thread(_sweeps, universe, names, group.target)
+            sweeps = await in_thread(_sweeps, universe, names, group.target, slots)
         except (ProfileError, ValueError) as error:
             node.problems["profile"] += 1
             text = "the profile of %s cannot be used: %s"
@@ -217,8 +221,8 @@ class Attaching:
         self._pump()
 
 
-def _sweeps(universe: Universe, names: tuple[str, ...], target: Target) -> dict[str, list[Sweep]]:
-    profile = decode_profile(universe.profile)
+def _sweeps(universe: Universe, names: tuple[str, ...], target: Target, slots: int) -> dict[str, list[Sweep]]:
+    profile = with_state_pool(decode_profile(universe.profile), slots)
     limits = Limits(max_tokens=universe.max_tokens, target=target)
     return {
         name: list(provider.universe_sweeps(profile, limits))

@@ -56,7 +56,8 @@ class Peer:
         self.forgotten_plans = 0
         # A message to it did not fit into its queue: when it reads again it must ask anew.
         self.behind = False
-        self.universe: bytes | None = None
+        # The profile and the slots of its pool that it was expanded with.
+        self.universe: tuple[bytes, int] | None = None
         self.mismatches: set[tuple[str, str, str]] = set()
         self.figures: dict[str, int | float] = {}
 

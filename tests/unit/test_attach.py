@@ -13,14 +13,16 @@ from fake_daemon import FakeDaemon
 import prefetchd
 from prefetchd.attaching import Handle
 from prefetchd.introduction import Introduction
-from prefetchd.profiles import Profile, ProfileError, profile_from_config, write_profile
+from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
 from prefetchd.profiles.codec import decode_profile, encode_profile
-from prefetchd.protocol import Batch, Goodbye, Hello, Plan, Universe
+from prefetchd.protocol import Batch, Goodbye, Hello, Plan, Universe, decode_sweeps
 from prefetchd.targets import load_target
 
 MODEL = Path(__file__).parents[2] / "examples/models/deepseek-v3.json"
 PROFILE = profile_from_config(MODEL, tp=8)
 H200 = load_target("h200")
+POOLS = read_profile(Path(__file__).parents[1] / "null/cute_pools.profile.toml")
+DECODES = Batch(tokens=3, decodes=3)
 BATCH = Batch(tokens=100, prefill_lengths=(90,), decodes=10)
 
 
@@ -79,6 +81,45 @@ def test_attached_engine_introduces_itself_and_its_batches_become_plans(
     assert set(daemon.next(Plan).requests) == {"deep_gemm"}
     handle.close()
     daemon.next(Goodbye)
+
+
+def pools_asked(daemon: FakeDaemon) -> set[int]:
+    """Of the states in the next plan's requests."""
+    sweeps = daemon.next(Plan).requests["kda_cute"]
+    return {sweep.request.pool for sweep in decode_sweeps(sweeps)}  # type: ignore[attr-defined]
+
+
+def test_the_size_of_the_pool_of_states_is_in_the_hello_and_in_what_is_planned(
+    environment: dict[str, str], daemon: FakeDaemon
+) -> None:
+    handle = prefetchd.attach(
+        POOLS, target=H200, max_tokens=256, providers=["kda_cute"], state_slots=7, environment=environment
+    )
+
+    assert daemon.next(Hello).state_slots == 7
+    assert decode_profile(daemon.next(Universe).profile) == POOLS
+    handle.on_schedule(DECODES)
+    assert pools_asked(daemon) == {7}
+    handle.close()
+
+
+def test_a_pool_that_is_known_later_is_said_in_a_hello_of_its_own_and_planned_with(
+    environment: dict[str, str], daemon: FakeDaemon
+) -> None:
+    handle = prefetchd.attach(
+        POOLS, target=H200, max_tokens=256, providers=["kda_cute"], environment=environment
+    )
+    assert daemon.next(Hello).state_slots == 0
+    daemon.next(Universe)
+
+    handle.use_profile(POOLS, 256, ["kda_cute"], state_slots=9)
+
+    assert daemon.next(Hello).state_slots == 9
+    # Once more, for the daemon to expand it with the new size.
+    assert decode_profile(daemon.next(Universe).profile) == POOLS
+    handle.on_schedule(DECODES)
+    assert pools_asked(daemon) == {9}
+    handle.close()
 
 
 def test_profile_file_and_target_of_the_settings_are_used(

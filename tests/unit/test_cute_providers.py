@@ -90,5 +90,6 @@ def test_the_engines_pool_replaces_the_profiles_where_there_is_one(
         ("cute:a.b", 4711),
         ("flashinfer", 0),
     }
-    with pytest.raises(ValueError, match="slots = 0"):
-        with_state_pool(chosen, 0)
+    assert with_state_pool(chosen, 0) == chosen
+    with pytest.raises(ValueError, match="slots = -1"):
+        with_state_pool(chosen, -1)

@@ -102,7 +102,7 @@ def measure(running: int, steps: int, folder: Path) -> dict[str, Any]:
         seat.scheduled(batch_of, output)
         told = clock()
         scheduler.update_from_output(output, brought_back(scheduler, output))
-        # Steps of an engine take milliseconds on the device; meanwhile the client's thread has the interpreter.
+        # A step takes milliseconds on a device; meanwhile the client's thread has the interpreter.
         time.sleep(0.0005)
         if len(scheduler.running) == running and output.total_num_scheduled_tokens == running:
             ours.append(told - scheduled)

@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_dir: str | None = None
     # A shape log stops growing there: some ten thousand records with their sources.
     log_max_mb: Positive = 64
-    # Packages whose Triton kernels a shape log may name, beside those that our own providers launch.
+    # Packages whose kernels a shape log or a message may name, beside those that our own providers launch.
     replay_packages: tuple[str, ...] = ()
 
     # Where compiled CuTe DSL kernels lie; unset: `prefetchd/cute` in $XDG_CACHE_HOME, else in ~/.cache.

@@ -21,6 +21,7 @@ import click
 import msgspec
 
 from prefetchd.config import MOST_TOKENS, load_settings
+from prefetchd.kernel_packages import HOME_PACKAGES, home_problem
 from prefetchd.log_commands import chosen_logs, json_option, read_merged
 from prefetchd.plain_errors import plain_errors
 from prefetchd.plain_text import printable
@@ -29,7 +30,6 @@ from prefetchd.profiles.flag_sets import list_fields
 from prefetchd.profiles.model_sizes import MOST
 from prefetchd.profiles.sites import WINDOW
 from prefetchd.protocol import MalformedRequest, Request, UnknownRequest, op_of, request_from_fields
-from prefetchd.replayed_packages import HOME_PACKAGES, home_problem
 from prefetchd.requests.deep_gemm import DeepGemmRequest, GroupedContiguous, GroupedMasked, KGrouped
 from prefetchd.requests.delta import Delta, ShortConvolution
 from prefetchd.requests.mamba import Mamba2, Mamba2Prefill
@@ -75,7 +75,7 @@ class Learner:
         except (MalformedRequest, TypeError, ValueError, OverflowError, RecursionError) as error:
             self.left_out[f"not a request: {str(error)[:200]}"] += 1
             return
-        if problem := home_problem(fields, self._packages):
+        if problem := home_problem(fields.get("home"), self._packages):
             self.left_out[problem] += 1
         elif len(self._gemms) + len(self._kernels) >= MAX_SITES:
             self.left_out[f"more than {MAX_SITES} sites: these logs are not of one model"] += 1

@@ -25,8 +25,8 @@ from prefetchd.compilers.base import CompilerUnavailable, NotRebuildable
 from prefetchd.compilers.triton_cache import digest_of
 from prefetchd.compilers.triton_capture import Variant, jit_function
 from prefetchd.compilers.triton_keys import differences
+from prefetchd.kernel_packages import allowed_packages, lies_in
 from prefetchd.lean_import import lean_import
-from prefetchd.replayed_packages import allowed_packages, lies_in
 from prefetchd.shapelog import Record
 
 # The options that a caller or a tuner chooses; the others follow from the device and the installation, and

@@ -18,6 +18,7 @@ import msgspec
 
 from prefetchd.compilers.base import ROOT_FIELDS
 from prefetchd.config import Settings
+from prefetchd.kernel_packages import HOME_PACKAGES, home_problem
 from prefetchd.protocol import Hello, Mismatch
 
 # A fingerprint's field that is a variable of the environment, such as `deep_jit.env.NVCC_APPEND_FLAGS`.
@@ -34,6 +35,8 @@ class AllowList(msgspec.Struct, frozen=True, kw_only=True):
     library_directories: tuple[str, ...]
     # Named by the user, who answers for them.
     cache_roots: frozenset[str]
+    # Those whose modules a request may have imported, by its home.
+    kernel_packages: tuple[str, ...]
     uid: int
 
     def differences(self, hello: Hello) -> list[Mismatch]:
@@ -85,6 +88,10 @@ class AllowList(msgspec.Struct, frozen=True, kw_only=True):
             name for name in hello.library_directories if name in self.library_directories and name not in own
         )
 
+    def home_problem(self, request: object) -> str:
+        """Why a request is not traced: its kernels' home is nobody's we know. Empty if it may be."""
+        return home_problem(getattr(request, "home", None), self.kernel_packages)
+
     def root_problem(self, text: str) -> str | None:
         """Why nothing is published in this directory; None if it may be."""
         if text in self.cache_roots:
@@ -98,6 +105,7 @@ def own_allow_list(settings: Settings) -> AllowList:
         interpreters=(sys.executable, *settings.allow_interpreters),
         library_directories=(*own_library_directories(), *settings.allow_library_directories),
         cache_roots=frozenset(settings.allow_cache_roots),
+        kernel_packages=(*HOME_PACKAGES, *settings.replay_packages),
         uid=os.getuid(),
     )
 

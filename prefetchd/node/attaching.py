@@ -217,7 +217,7 @@ class Attaching:
         if peer.rank is None or peer.generation != generation:
             return
         for name, found in sweeps.items():
-            node.broker.add_universe(peer.rank, name, found, node.clock())
+            node.broker.add_universe(peer.rank, name, node.allowed(peer, found), node.clock())
         self._pump()
 
 

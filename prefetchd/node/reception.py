@@ -172,7 +172,7 @@ class Reception:
         asks = [
             (provider, sweep)
             for provider, blob in plan.requests.items()
-            for sweep in _bounded(decode_sweeps(blob))
+            for sweep in node.allowed(peer, _bounded(decode_sweeps(blob)))
         ]
         deadline = now + plan.deadline_s if plan.deadline_s else None
         self._ask(peer, asks, Urgency(plan.priority), now, deadline)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from prefetchd.broker import Broker
 from prefetchd.config import Settings
@@ -19,7 +19,7 @@ from prefetchd.node.groups import Group, Groups
 from prefetchd.node.peers import Peer, Peers
 from prefetchd.node.roots import Roots
 from prefetchd.node.sparse_log import SparseLog
-from prefetchd.protocol import Message, encode
+from prefetchd.protocol import Message, Sweep, encode
 
 # By what a compile is called that only its digest names, and no trace of ours has met.
 DIGEST_KEY = "digest:"
@@ -78,6 +78,19 @@ class Node:
     def end_expanding(self) -> None:
         """The broker knows it now, or it came to nothing; whoever calls this pumps."""
         self.expanding -= 1
+
+    def allowed(self, peer: Peer, sweeps: Iterable[Sweep]) -> list[Sweep]:
+        """Those whose kernels lie where this daemon may import from; the others are counted and told once."""
+        found = []
+        for sweep in sweeps:
+            if problem := self.allow.home_problem(sweep.request):
+                self.problems["home not allowed"] += 1
+                self.log.line(
+                    logging.WARNING, ("home", peer.rank), "not traced for %s: %s", peer.rank, problem
+                )
+            else:
+                found.append(sweep)
+        return found
 
     def send(self, peer: Peer, message: Message) -> bool:
         """Says something to a peer; one that has gone is detached, one that does not read must ask anew."""

@@ -17,7 +17,7 @@ import msgspec
 from prefetchd.codec import MalformedRequest, request_from_fields
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job, NotRebuildable, fingerprint_id
 from prefetchd.coverage import Problem
-from prefetchd.replayed_packages import allowed_packages, home_problem
+from prefetchd.kernel_packages import allowed_packages, home_problem
 from prefetchd.request import Request, UnknownRequest
 from prefetchd.shapelog import Record
 from prefetchd.sweeps import Sweep, site_of, sweeps
@@ -121,11 +121,15 @@ def split(
     rest: list[Record] = []
     for record in records:
         request = _request(record) if record.provider in providers else None
-        if request is None or home_problem(record.request, packages):
+        if request is None or home_problem(_home(record), packages):
             rest.append(record)
         else:
             asked.append(Asked(record.provider, request, record))
     return asked, rest
+
+
+def _home(record: Record) -> object:
+    return (record.request or {}).get("home")
 
 
 def traceable(asked: Iterable[Asked]) -> list[Traceable]:
@@ -165,7 +169,7 @@ class Rebuilder:
                 return True
             self.foreign += 1
         except (NotRebuildable, CompilerUnavailable) as error:
-            home = home_problem(record.request, self._packages)
+            home = home_problem(_home(record), self._packages)
             self.refused.add(record, f"{home}; {error}" if home else str(error))
         except Exception as error:
             # A defect of ours that a record has found.

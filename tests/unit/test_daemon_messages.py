@@ -7,7 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from daemon_bench import Engine, Place, eventually, fakes, hello, plan, run, still_serves, sweep
+from daemon_bench import (
+    PROVIDER,
+    Engine,
+    FakeHelper,
+    Place,
+    eventually,
+    fakes,
+    hello,
+    plan,
+    run,
+    still_serves,
+    sweep,
+)
 
 from prefetchd.protocol import (
     MAX_MESSAGE_BYTES,
@@ -26,6 +38,7 @@ from prefetchd.protocol import (
     Universe,
     encode,
     encode_sweeps,
+    request_from_fields,
 )
 from prefetchd.protocol import Plan as PlanMessage
 
@@ -172,6 +185,30 @@ def test_peers_are_bounded_and_whoever_gave_way_is_asked_again(place: Place) -> 
             await engines[0].next(HelloWanted)
             for engine in engines:
                 engine.close()
+
+    run(scenario())
+
+
+def test_request_whose_home_is_no_known_package_is_not_traced_and_the_others_are(place: Place) -> None:
+    fields = {
+        "op": "chunk_kda",
+        "tokens": 8,
+        "heads": 2,
+        "key_dim": 64,
+        "value_dim": 64,
+        "home": "antigravity",
+    }
+    foreign = Sweep(request_from_fields(fields))
+
+    async def scenario() -> None:
+        async with place.serving() as daemon:
+            engine = Engine(place.address)
+            await engine.attach(place.root())
+            await engine.send(PlanMessage(id=1, requests={PROVIDER: encode_sweeps([foreign, sweep(1)])}))
+            await engine.next(Settled)
+            assert FakeHelper.started[0].traced == [1]
+            assert daemon._node.problems["home not allowed"] == 1
+            engine.close()
 
     run(scenario())
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefetchd.cli import main
+from prefetchd.kernel_packages import HOME_PACKAGES
 from prefetchd.learned_profile import LEARNED, Deployment, Learner, learn
 from prefetchd.profiles import Profile, ProfileError, profile_from_config, read_profile, write_profile
 from prefetchd.protocol import Batch, Request, expand, request_to_fields
 from prefetchd.provider import Limits, Provider
-from prefetchd.replayed_packages import HOME_PACKAGES
 from prefetchd.requests.deep_gemm import (
     Fp8GemmNt,
     Fp8GroupedContiguousNt,

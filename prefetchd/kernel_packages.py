@@ -1,13 +1,12 @@
-"""Which packages a shape log may name kernels in: those of the known homes, and what the settings add.
+"""Which packages a shape log or a message may name kernels in: the known homes', and what the settings add.
 
-A log is a stranger's file, and a module that is imported runs. So neither a recorded function nor the home of
-a recorded request is looked for outside of packages that somebody here has allowed by name.
+A log is a stranger's file, a message a peer's, and a module that is imported runs. So neither a recorded
+function nor the home of a request is looked for outside of packages that somebody here has allowed by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from prefetchd.config import REPLAY_PACKAGES_VARIABLE
 
@@ -31,9 +30,8 @@ def lies_in(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def home_problem(request: Mapping[str, Any] | None, packages: tuple[str, ...]) -> str:
-    """Why a logged request is not run: a provider would import its `home`. Empty where it may be."""
-    home = (request or {}).get("home")
+def home_problem(home: object, packages: tuple[str, ...]) -> str:
+    """Why a request of this home is not run: a provider would import it. Empty where it may be."""
     if not isinstance(home, str) or home in NAMED_HOMES:
         return ""
     if lies_in(home.removeprefix(MODULE_PREFIX), packages):

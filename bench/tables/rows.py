@@ -161,6 +161,21 @@ def replayed_traffic(stored: Stored) -> Row:
     )
 
 
+def cute_loads(stored: Stored) -> Row:
+    found = stored.one("cute_load")
+    own, later = found["inline_compiles_s"], max(found["later_loads_ms"])
+    while_compiling = found["wait_while_compiling_ms"] / 1000
+    return Row(
+        f"FlashInfer's KDA and GDN (CuTe DSL) for {found['target'].upper()} after `warm` on the null device: "
+        f"{found['warm']['compiled']} kernels, {found['misses'] or 'no'} misses in an engine that may not "
+        "compile",
+        f"first load {found['first_load_ms']:.1f} ms, every other at most {later:.1f} ms (the engine's own "
+        f"compiles: {min(own):.1f} to {max(own):.1f} s); another thread waits "
+        f"{found['wait_while_loading_ms']:.1f} ms, beside a compile {while_compiling:.1f} s",
+        "`python bench/cute_load.py`",
+    )
+
+
 def planner(stored: Stored) -> Row:
     run = stored.latest("scaling", part="step")
     if run is None:
@@ -198,6 +213,7 @@ ROWS: tuple[Callable[[Stored], Row], ...] = (
     winners("mamba", "the same, Mamba2 scan H=128, chunk 256", "as above"),
     first_contact,
     replayed_traffic,
+    cute_loads,
     planner,
     chaos,
 )

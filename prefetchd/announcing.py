@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from prefetchd.endpoint import find_endpoint
 from prefetchd.guard import Guard
 from prefetchd.introduction import ASKED_AHEAD, Introduction
 from prefetchd.protocol import Hello
+from prefetchd.rank import environment_rank, torch_rank
 
 log = logging.getLogger("prefetchd")
 
@@ -68,20 +69,6 @@ class RankedHello:
         """The hello as things are now."""
         rank, world = torch_rank() or environment_rank(os.environ) or (self._device, self._device + 1)
         return msgspec.structs.replace(self._hello(), rank=rank, world=max(world, rank + 1))
-
-
-def torch_rank() -> tuple[int, int] | None:
-    """Rank and world of torch's process group, once there is one."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-def environment_rank(environment: Mapping[str, str]) -> tuple[int, int] | None:
-    """Rank and world as launchers such as torchrun tell them."""
-    rank, world = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
-    return (int(rank), int(world)) if rank.isdecimal() and world.isdecimal() else None
 
 
 def engine_name() -> str:

@@ -26,6 +26,7 @@ from prefetchd.observing.call_site import call_site
 from prefetchd.observing.recorder import Origin, Recorder
 from prefetchd.post_import import OBSERVED
 from prefetchd.post_import import install as after_import
+from prefetchd.rank import environment_rank, torch_rank
 from prefetchd.shapelog import LogUnusable, log_directory
 
 if TYPE_CHECKING:
@@ -230,8 +231,6 @@ class Watch:
         )
 
     def _find_rank(self) -> int:
-        from prefetchd.announcing import environment_rank, torch_rank
-
         if self._rank >= 0:
             return self._rank
         found = torch_rank() or environment_rank(os.environ)

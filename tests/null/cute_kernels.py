@@ -253,7 +253,7 @@ def run(what: str) -> None:
     elif what.startswith("prefill"):
         lengths = (128, 64) if what == "prefill.aligned" else (100, 28)
         tokens = torch.zeros(sum(lengths), device="cuda")
-        kda_prefill(tokens, lengths, state_pool=torch.zeros(7, 2, 16, 16, device="cuda"))
+        kda_prefill(tokens, lengths, state_pool=torch.zeros(8, 2, 16, 16, device="cuda"))
     else:
         sys.exit(f"no call {what!r}")
 

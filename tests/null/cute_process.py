@@ -49,7 +49,7 @@ def described(call: str) -> tuple[str, str, dict[str, Any]]:
         return "cute_kernels", "kda_decode", decode_tensors()
     aligned = call == "prefill.aligned"
     tokens = torch.zeros(256, device="cuda")
-    pool = torch.zeros(7, 2, 16, 16, device="cuda")
+    pool = torch.zeros(8, 2, 16, 16, device="cuda")
     lengths = (128, 128) if aligned else (200, 56)
     return "cute_kernels", "kda_prefill", {"q": tokens, "lengths": lengths, "state_pool": pool}
 

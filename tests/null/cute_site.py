@@ -6,10 +6,11 @@ import asyncio
 import base64
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +133,22 @@ class Site:
             return outcomes
 
         return asyncio.run(main())
+
+
+@contextmanager
+def read_only_store(site: Site, content: Path, *, without: str = "") -> Iterator[None]:
+    """The site's store is a file system that nobody can write to; even root is refused.
+
+    It holds a copy of `content` but for one entry. Skips the test where none can be mounted.
+    """
+    site.root.mkdir(mode=0o700)
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(site.root)]
+    if subprocess.run(mounting, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        left_out = shutil.ignore_patterns(".prefetchd", without)
+        shutil.copytree(content, site.root, ignore=left_out, copy_function=shutil.copy2, dirs_exist_ok=True)
+        subprocess.run(["mount", "-o", "remount,ro", str(site.root)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", str(site.root)], check=True)

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("cutlass.cute")
 
-from cute_site import HERE, VARIABLE, Site
+from cute_site import HERE, VARIABLE, Site, read_only_store
 
 from prefetchd.compilers.base import ArtifactInvalid, EntryState
 from prefetchd.cute.artifacts import OBJECT, names
@@ -46,6 +46,16 @@ def copy_of(served: Site, place: Path) -> Site:
     site = Site(place)
     shutil.copytree(served.root, site.root, copy_function=shutil.copy2)
     return site
+
+
+def warm_command(site: Site) -> subprocess.CompletedProcess[str]:
+    """`prefetchd warm` of an engine written as TensorRT-LLM and cuLA are."""
+    profile = HERE / "cute_pools.profile.toml"
+    where = ("--target", "h200", "--profile", str(profile), "--provider", "kda_cute", "--max-tokens", "256")
+    return subprocess.run(
+        [str(PREFETCHD), "warm", *where, "--json"], env=site.environment, cwd=site.place, capture_output=True,
+        text=True, check=False, timeout=600,
+    )  # fmt: skip
 
 
 @pytest.mark.slow
@@ -93,12 +103,7 @@ def test_aligned_and_ragged_lengths_are_two_kernels_and_one_sequence_is_aligned(
 @pytest.mark.slow
 def test_warm_covers_an_engine_written_as_tensorrt_llm_and_cula_are(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    profile = HERE / "cute_pools.profile.toml"
-    where = ("--target", "h200", "--profile", str(profile), "--provider", "kda_cute", "--max-tokens", "256")
-    done = subprocess.run(
-        [str(PREFETCHD), "warm", *where, "--json"], env=site.environment, cwd=tmp_path, capture_output=True,
-        text=True, check=False, timeout=600,
-    )  # fmt: skip
+    done = warm_command(site)
 
     assert done.returncode == 0, (done.stdout[-3000:], done.stderr[-3000:])
     figures = json.loads(done.stdout)["providers"]["kda_cute"]
@@ -200,16 +205,29 @@ def test_a_corrupt_entry_is_quarantined_and_made_anew(served: Site, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_read_only_store_serves_and_says_why_nothing_is_published(served: Site, tmp_path: Path) -> None:
-    site = copy_of(served, tmp_path)
-    subprocess.run(["chattr", "+i", str(site.root)], check=False)
-    for name in names(site.root):
-        (site.root / name).chmod(0o500)
+def test_a_read_only_store_serves_what_it_has_and_the_engine_compiles_the_rest(
+    served: Site, tmp_path: Path
+) -> None:
+    site = Site(tmp_path)
+    (decode,) = (job.key for job in site.capture("decode"))
+    with read_only_store(site, served.root, without=decode):
+        allowed = site.process("engine", "scale", "decode")
+        forbidden = site.process("engine-forbidden", "scale")
 
-    answer = site.process("engine-forbidden", "scale")
+        assert allowed["counts"] == {"hit": 1, "miss": 1, "compiled": 1}
+        assert forbidden["counts"] == {"hit": 1}
+        assert decode not in names(site.root)
 
-    subprocess.run(["chattr", "-i", str(site.root)], check=False)
-    assert answer["counts"] == {"hit": 1}
+
+@pytest.mark.slow
+def test_warm_names_a_read_only_store_and_the_setting(served: Site, tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with read_only_store(site, served.root):
+        done = warm_command(site)
+
+    assert done.returncode == 2
+    assert f"{site.root}: nothing can be published in this cache directory (Read-only" in done.stderr
+    assert f"set {VARIABLE} to a directory that is" in done.stderr
 
 
 @pytest.mark.slow

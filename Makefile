@@ -31,7 +31,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt $(NATIVE)
 	# The DSL's metadata brings the libraries of CUDA 12, and FlashInfer's another torch: what they need is named.
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt \
 	    nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core \
-	    nvidia-cutlass-dsl-libs-cu13 apache-tvm-ffi flashinfer-python
+	    nvidia-cutlass-dsl-libs-cu13 apache-tvm-ffi flashinfer-python quack-kernels
 	$(BIN)/pip install --quiet --disable-pip-version-check protobuf requests tabulate tqdm nvidia-ml-py ninja
 	touch $@
 

@@ -9,11 +9,9 @@ finds. An object appears by one link, a module by one rename, both under the lib
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module, metadata
 from pathlib import Path
@@ -33,6 +31,7 @@ from prefetchd.compilers.base import (
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
 from prefetchd.compilers.cute_dsl_objects import check_architecture
+from prefetchd.compilers.cute_dsl_own_cache import library_lock, link
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
@@ -46,9 +45,6 @@ BASE_VARIABLE = "FLASHINFER_WORKSPACE_BASE"
 BELOW_BASE = (".cache", "flashinfer")
 SPEC_MODULE = "flashinfer.jit.cute_dsl_core"
 META = "meta.json"
-# The library holds it while it compiles, which takes it half a minute at most.
-LOCK_LIMIT_S = 120.0
-LOCK_POLL_S = 0.05
 USUAL_SECONDS = 10.0
 
 # Functions of the library that a record may name: those an engine calls.
@@ -225,10 +221,10 @@ class FlashInferCute(ForkedCompiler):
         """See `Compiler`. Raises `OSError` also where the library's lock is not to be had."""
         final = _object(job.key, root)
         entry, module = self.staged_entry(job.key, staging), final.parent
-        with _library_lock(module):
+        with library_lock(module.parent / "tmp" / f"{module.name}.lock"):
             meta = module / META
             if meta.exists() and _digest(meta.read_bytes()) == job.key.rpartition("@")[2]:
-                return _link(entry / final.name, final)
+                return link(entry / final.name, final)
             if module.exists():
                 # What the library itself would do, but it deletes.
                 quarantine(root, module)
@@ -323,35 +319,3 @@ def _intercepted(meet: Callable[[Any], Any]) -> Iterator[None]:
         yield
     finally:
         owner.build_and_load = before
-
-
-@contextlib.contextmanager
-def _library_lock(module: Path) -> Iterator[None]:
-    """The lock that FlashInfer takes while it builds a kernel of this module."""
-    place = module.parent / "tmp"
-    place.mkdir(parents=True, exist_ok=True)
-    file = os.open(place / f"{module.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    limit = time.monotonic() + LOCK_LIMIT_S
-    try:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > limit:
-                    text = f"{module}: FlashInfer holds its lock for {LOCK_LIMIT_S:.0f} s"
-                    raise TimeoutError(text) from None
-                time.sleep(LOCK_POLL_S)
-        yield
-    finally:
-        os.close(file)
-
-
-def _link(staged: Path, final: Path) -> bool:
-    with staged.open("rb") as file:
-        os.fsync(file.fileno())
-    try:
-        os.link(staged, final)
-    except FileExistsError:
-        return False
-    return True

@@ -26,6 +26,7 @@ from prefetchd.cute.loading import preload
 from prefetchd.introduction import driver_is_up
 from prefetchd.observing.call_site import call_site
 from prefetchd.observing.cute_flashinfer import FlashInferBuilds
+from prefetchd.observing.cute_quack import QuackBuilds
 from prefetchd.targets import Target, probe_target
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class CuteDslAdaptor:
         self._target = target
         self._environment = dict(os.environ if environment is None else environment)
         self._hooks: Hooks | None = None
-        self._builds: FlashInferBuilds | None = None
+        self._builds: tuple[FlashInferBuilds | QuackBuilds, ...] = ()
         self._stop = threading.Event()
         self.mode: EngineMode | None = None
         # What loading the DSL's own libraries took at `install`; empty where that was left for later.
@@ -68,9 +69,15 @@ class CuteDslAdaptor:
         if stored and driver_is_up():
             # In a process without the device the DSL would take another architecture for its own.
             self.preloaded = preload()
-        self._builds = FlashInferBuilds(observer, self._environment)
-        self._builds.install()
-        reports = _Reports(observer, self._describe_architecture, self._builds.building)
+        builds = FlashInferBuilds(observer, self._environment), QuackBuilds(observer)
+        self._builds = builds
+        for each in builds:
+            each.install()
+
+        def told_elsewhere() -> bool:
+            return any(each.building() for each in builds)
+
+        reports = _Reports(observer, self._describe_architecture, told_elsewhere)
         self.mode, self._hooks = attach(root, self._device, self._environment, places, reports)
         if settings.cute_preload and self.preloaded:
             self._stop = threading.Event()
@@ -81,9 +88,9 @@ class CuteDslAdaptor:
     def remove(self) -> None:
         """Puts the library's own dicts and functions back, with what they hold by now."""
         self._stop.set()
-        if self._builds is not None:
-            self._builds.remove()
-            self._builds = None
+        for each in self._builds:
+            each.remove()
+        self._builds = ()
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prefetchd.compilers.base import Job
+from prefetchd.compilers.base import ForkedCompiler, Job
 from prefetchd.compilers.cute_dsl import CuteDsl
 from prefetchd.forked.executor import ForkedExecutor
 from prefetchd.forked.messages import Start
@@ -104,35 +104,39 @@ class Site:
 
     def warm(self, jobs: list[Job], changes: Mapping[str, str] = {}) -> list[JobOutcome]:
         """Every job through the real pipeline into the store."""
+        return run_jobs(self.compiler(), jobs, {**self.environment, **changes}, self.scratch())
 
-        async def main() -> list[JobOutcome]:
-            start = Start(
-                compiler="cute_dsl",
-                target=self.target,
-                providers=(),
-                slots=1,
-                timeout_s=LIMIT_S,
-                memory_bytes=8 << 30,
-                nice=0,
-            )
-            outcomes: list[JobOutcome] = []
-            async with ForkedExecutor(start, {**self.environment, **changes}, self.scratch()) as executor:
-                with (
-                    Staging(self.root, variable=VARIABLE) as staging,
-                    closing(KeyLocks(self.root, variable=VARIABLE)) as locks,
-                ):
-                    pipeline = Pipeline(
-                        self.compiler(),
-                        executor=executor,
-                        slots=1,
-                        staging=staging,
-                        locks=locks,
-                        quarantined=print,
-                    )
-                    await pipeline.run(jobs, outcomes.append)
-            return outcomes
 
-        return asyncio.run(main())
+def run_jobs(
+    compiler: ForkedCompiler, jobs: list[Job], environment: Mapping[str, str], scratch: Path
+) -> list[JobOutcome]:
+    """Every job through the real pipeline into the compiler's directory."""
+    scratch.mkdir(exist_ok=True)
+    root, variable = compiler.cache_root(), compiler.cache_variable
+    start = Start(
+        compiler=compiler.name,
+        target=compiler.target,
+        providers=(),
+        slots=1,
+        timeout_s=LIMIT_S,
+        memory_bytes=8 << 30,
+        nice=0,
+    )
+
+    async def main() -> list[JobOutcome]:
+        outcomes: list[JobOutcome] = []
+        async with ForkedExecutor(start, environment, scratch) as executor:
+            with (
+                Staging(root, variable=variable) as staging,
+                closing(KeyLocks(root, variable=variable)) as locks,
+            ):
+                pipeline = Pipeline(
+                    compiler, executor=executor, slots=1, staging=staging, locks=locks, quarantined=print
+                )
+                await pipeline.run(jobs, outcomes.append)
+        return outcomes
+
+    return asyncio.run(main())
 
 
 @contextmanager

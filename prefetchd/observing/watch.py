@@ -42,7 +42,8 @@ log = logging.getLogger("prefetchd")
 EXIT_ENGINE_COMPILED = 86
 # Behind whatever the engine finalizes, which may compile.
 CLOSED_LAST = -1000
-COMPILERS = ("deep_jit", "triton", "cute_dsl")
+# What their records are good for is in their fingerprint; one without it is replayed nowhere.
+COMPILERS = ("deep_jit", "triton", "cute_dsl", "flashinfer_cute", "quack_cute")
 # By the library's name: where its adaptor is.
 ADAPTORS = {
     "triton": ("prefetchd.observing.triton", "TritonAdaptor"),

@@ -31,7 +31,7 @@ from prefetchd.compilers.base import (
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
 from prefetchd.compilers.cute_dsl_objects import check_architecture
-from prefetchd.compilers.cute_dsl_own_cache import library_lock, link
+from prefetchd.compilers.cute_dsl_own_cache import Met, library_lock, link
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
@@ -131,10 +131,10 @@ class FlashInferCute(ForkedCompiler):
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`."""
-        kernels = _Kernels(self, scratch / "flashinfer.kernels")
+        kernels = Met(scratch / "flashinfer.kernels", Kernel, self.job)
 
         def meet(spec: Any) -> Any:
-            kernels.add(spec)
+            kernels.add(_kernel_of(spec, self._root))
             return StandIn(spec.compile_fn)
 
         with _intercepted(meet):
@@ -143,12 +143,12 @@ class FlashInferCute(ForkedCompiler):
     @contextlib.contextmanager
     def forbid(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`. The library itself judges and loads what it finds."""
-        missed = _Kernels(self, scratch / "flashinfer.misses")
+        missed = Met(scratch / "flashinfer.misses", Kernel, self.job)
 
         def meet(spec: Any) -> Any:
             found = spec.try_load()
             if found is None:
-                missed.add(spec)
+                missed.add(_kernel_of(spec, self._root))
                 raise Miss(f"FlashInfer's {spec.name} is not in {spec.module_dir}")
             return found
 
@@ -250,29 +250,6 @@ class FlashInferCute(ForkedCompiler):
         return Job(compiler=self.name, key=kernel.key, payload=payload, cost=USUAL_SECONDS)
 
 
-class _Kernels:
-    """Kernels met so far, each once, kept in a file as well: a successor of a crashed trace goes on."""
-
-    def __init__(self, compiler: FlashInferCute, path: Path) -> None:
-        self._compiler, self._path = compiler, path
-        self._kernels: dict[str, Kernel] = {}
-        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-            kernel = msgspec.json.decode(line, type=Kernel)
-            self._kernels[kernel.key] = kernel
-
-    def add(self, spec: Any) -> None:
-        key = key_of(spec, self._compiler.cache_root())
-        call = describe_current()
-        if key in self._kernels or call is None:
-            return
-        self._kernels[key] = Kernel(key=key, call=call)
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(self._kernels[key]) + b"\n")
-
-    def jobs(self) -> list[Job]:
-        return [self._compiler.job(kernel) for kernel in self._kernels.values()]
-
-
 def payload_of(job: Job) -> Kernel:
     """The payload of one of this compiler's jobs."""
     return msgspec.msgpack.decode(job.payload, type=Kernel)
@@ -285,6 +262,11 @@ def key_of(spec: Any, root: Path) -> str:
     except ValueError as error:
         raise CompilerUnavailable(f"FlashInfer keeps {spec.name} outside of {root}: {error}") from error
     return f"{path}@{_digest(json.dumps(spec.expected_meta).encode())}"
+
+
+def _kernel_of(spec: Any, root: Path) -> Kernel | None:
+    key, call = key_of(spec, root), describe_current()
+    return Kernel(key=key, call=call) if call is not None else None
 
 
 def _object(key: str, root: Path) -> Path:

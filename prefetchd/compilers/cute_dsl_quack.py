@@ -30,7 +30,7 @@ from prefetchd.compilers.base import (
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Recorder
 from prefetchd.compilers.cute_dsl_objects import check_architecture
-from prefetchd.compilers.cute_dsl_own_cache import library_lock, link
+from prefetchd.compilers.cute_dsl_own_cache import Met, library_lock, link
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.canonical import Node, Unkeyable, decode, encode
 from prefetchd.cute.fingerprint import architecture_of, versions
@@ -102,23 +102,28 @@ class QuackCute(ForkedCompiler):
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`. Nothing is compiled: what the library gets does nothing when it is launched."""
-        kernels = _Kernels(self, scratch / "quack.kernels")
+        kernels = Met(scratch / "quack.kernels", Kernel, self.job)
+
+        def meet(*call: Any) -> None:
+            kernels.add(kernel_of(import_module(JIT_MODULE), *call))
+
         stand_ins = Hooks(Recorder(scratch / "quack.unused", self.architecture, lambda place: place.key), ())
         stand_ins.install()
         try:
-            with _intercepted(scratch / "quack", kernels.add):
+            with _intercepted(scratch / "quack", meet):
                 yield kernels
         finally:
             stand_ins.remove()
 
     @contextlib.contextmanager
     def forbid(self, scratch: Path) -> Iterator[Capture]:
-        """See `Compiler`. The library itself judges and loads what it finds."""
-        missed = _Kernels(self, scratch / "quack.misses")
+        """See `Compiler`. The library itself judges and loads what it finds, with lock files of its own."""
+        missed = Met(scratch / "quack.misses", Kernel, self.job)
 
-        def meet(sha: str, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            missed.add(sha, function, args, named)
-            raise Miss(f"quack's {function.__qualname__} is not in {self._root} as {sha}")
+        def meet(function: Any, *arguments: Any) -> None:
+            jit: Any = import_module(JIT_MODULE)
+            missed.add(kernel_of(jit, function, *arguments))
+            raise Miss(f"quack's {key_of(jit, function, *arguments)} is not in {self._root}")
 
         with _intercepted(self._root, meet):
             yield missed
@@ -200,27 +205,6 @@ class QuackCute(ForkedCompiler):
         return Job(compiler=self.name, key=kernel.key, payload=payload, cost=USUAL_SECONDS)
 
 
-class _Kernels:
-    """Kernels met so far, each once, kept in a file as well: a successor of a crashed trace goes on."""
-
-    def __init__(self, compiler: QuackCute, path: Path) -> None:
-        self._compiler, self._path = compiler, path
-        self._kernels: dict[str, Kernel] = {}
-        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
-            kernel = msgspec.json.decode(line, type=Kernel)
-            self._kernels[kernel.key] = kernel
-
-    def add(self, sha: str, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        kernel = kernel_of(import_module(JIT_MODULE), function, args, named)
-        if kernel is not None and kernel.key not in self._kernels:
-            self._kernels[kernel.key] = kernel
-            with self._path.open("ab") as file:
-                file.write(msgspec.json.encode(kernel) + b"\n")
-
-    def jobs(self) -> list[Job]:
-        return [self._compiler.job(kernel) for kernel in self._kernels.values()]
-
-
 def find_root(environment: Mapping[str, str]) -> Path:
     """Where quack keeps kernels in an engine with this environment. Raises `CompilerUnavailable`."""
     named = environment.get(QUACK_CACHE_VARIABLE)
@@ -284,7 +268,7 @@ class _Pool:
         return "new", None
 
     def submit(self, sha: str, function: Any, args: Any, named: Any, path: Any) -> bool:
-        self._meet(sha, function, args, named)
+        self._meet(function, args, named)
         # The library goes on as without a pool.
         return False
 

@@ -35,6 +35,7 @@ class Place:
     def __init__(self, place: Path, target: str) -> None:
         self.place, self.name, self.target = place, target, load_target(target)
         self.root = place / "quack"
+        self._count = 0
         self.environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(place),
@@ -49,7 +50,8 @@ class Place:
         """Runs `cute_quack_process.py`; its answer, jobs decoded."""
         own = {**self.environment, "CUTE_DSL_ARCH": architecture}
         child = launcher.environment(self.target, own, integer_ops=True)
-        scratch = self.place / mode
+        self._count += 1
+        scratch = self.place / f"{mode}-{self._count}"
         scratch.mkdir()
         done = subprocess.run(
             [sys.executable, str(SCRIPT), mode, self.name, str(scratch)],
@@ -73,6 +75,9 @@ def test_a_kernel_of_quacks_is_made_without_a_gpu_and_an_engine_that_may_not_com
     place = Place(tmp_path, target)
     captured = place.process("capture", architecture)
     assert (len(captured["jobs"]), captured["raised"], place.objects()) == (1, [], [])
+    missed = place.process("forbid", architecture)
+    (raised,) = missed["raised"]
+    assert (missed["jobs"], raised.partition(" ")[0]) == (captured["jobs"], "Miss:")
 
     (outcome,) = run_jobs(place.compiler(), captured["jobs"], place.environment, tmp_path / "work")
 

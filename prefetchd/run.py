@@ -2,7 +2,8 @@
 
 Finds or starts the daemon, sets what the engine needs and has not set, says each of these things in a line on
 standard error, and becomes the command: its output, signals and exit status are its own. The subtle rule:
-whatever of ours is missing or broken, the command runs. Only a command that is not there is an error.
+whatever of ours is missing or broken, the command runs. Only a command that is not there is an error, and
+a user who wants engine compiles to fail while the settings that say so cannot be read: nothing would fail.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NoReturn
 
 import click
 
-from prefetchd.config import ENABLED_VARIABLE, Settings, load_settings
+from prefetchd.config import ENABLED_VARIABLE, PREFIX, ConfigError, Settings, load_settings
 from prefetchd.daemon_start import NoDaemon, find_or_start
 from prefetchd.endpoint import EndpointError, find_endpoint
 from prefetchd.engine_environment import (
@@ -32,6 +33,9 @@ from prefetchd.engine_environment import (
 
 # As the shell has them.
 COMMAND_NOT_FOUND, COMMAND_NOT_RUN, INTERRUPTED = 127, 126, 130
+CANNOT_RUN = 2
+# The setting `on_engine_compile` as a variable, and its values with which nothing is meant to fail.
+GATE_VARIABLE, LENIENT = f"{PREFIX}ON_ENGINE_COMPILE", ("", "ignore", "warn")
 OFF = ("", "0")
 
 
@@ -47,7 +51,7 @@ def run_command(no_start: bool, command: tuple[str, ...]) -> None:
 
 
 def run(argv: Sequence[str], environment: Mapping[str, str], *, start: bool = True) -> NoReturn:
-    """Becomes the command; exits with 127 where there is none."""
+    """Becomes the command; exits with 127 where there is none, with 2 where a gate could not close."""
     if shutil.which(argv[0], path=environment.get("PATH", os.defpath)) is None:
         _say(f"{argv[0]}: command not found or not executable")
         sys.exit(COMMAND_NOT_FOUND)
@@ -55,8 +59,19 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, start: bool = Tr
     if environment.get(ENABLED_VARIABLE, "1") in OFF:
         _say(f"{ENABLED_VARIABLE}={environment[ENABLED_VARIABLE]}: switched off, nothing is set or started")
     else:
+        _check_gate(environment)
         child = _prepared(environment, start)
     _become(argv, child)
+
+
+def _check_gate(environment: Mapping[str, str]) -> None:
+    if environment.get(GATE_VARIABLE, "") in LENIENT:
+        return
+    try:
+        load_settings(environment)
+    except ConfigError as error:
+        _say(f"not started, since {GATE_VARIABLE} could not be kept: {error}")
+        sys.exit(CANNOT_RUN)
 
 
 def _prepared(environment: Mapping[str, str], start: bool) -> dict[str, str]:

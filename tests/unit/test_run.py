@@ -246,6 +246,21 @@ def test_the_engine_starts_however_prefetchd_is_broken(way: str, place: Place) -
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"PREFETCHD_ON_ENGINE_COMPILE": "eror"},
+        {"PREFETCHD_ON_ENGINE_COMPILE": "error", "PREFETCHD_JOBS": "many"},
+    ],
+)
+def test_a_gate_that_could_not_close_is_an_error(place: Place, variables: dict[str, str]) -> None:
+    result = place.run("--no-start", "--", "echo", "serving", **variables)
+
+    wrong, value = list(variables.items())[-1]
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"{wrong} = '{value}'" in result.stderr
+
+
 def test_without_a_daemon_there_is_one_clear_line(place: Place) -> None:
     result = place.run("--no-start", "--", "true")
 

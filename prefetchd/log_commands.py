@@ -172,14 +172,17 @@ def compact_command(logs: tuple[Path, ...], as_json: bool) -> int:
 def chosen_logs(logs: Iterable[Path]) -> list[Path]:
     """The files that are meant, by default those of this user's engines. Raises `LogUnusable`."""
     named = list(logs)
-    if named:
-        return log_files(named)
+    return log_files(named or [default_logs()])
+
+
+def default_logs() -> Path:
+    """The directory in which this user's engines write. Raises `LogUnusable` where none has written yet."""
     directory = log_directory(load_settings().log_dir, os.environ)
     if not directory.is_dir():
         raise LogUnusable(
             f"{directory}: no engine has written a shape log there yet; name a log, or set PREFETCHD_LOG_DIR"
         )
-    return log_files([directory])
+    return directory
 
 
 def read_merged(files: list[Path], *, quiet: bool) -> Merged:

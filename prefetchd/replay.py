@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from prefetchd.config import Settings, compile_settings, load_settings
+from prefetchd.log_commands import default_logs
 from prefetchd.model_options import named_target
 from prefetchd.plain_errors import plain_errors
 from prefetchd.plain_text import printable, printable_lines
@@ -21,7 +22,7 @@ from prefetchd.progress import Progress, progress_for
 from prefetchd.provider import Provider, load_providers
 from prefetchd.replaying.report import Replayed, lines
 from prefetchd.replaying.run import ReplayPlan, replay
-from prefetchd.shapelog import LogUnusable, log_directory
+from prefetchd.shapelog import LogUnusable
 from prefetchd.signals import cancel_on_signals
 from prefetchd.targets import preset_names
 
@@ -32,7 +33,7 @@ SHOWN_TEXT = 4000
 
 
 @click.command("replay")
-@click.argument("logs", metavar="LOG...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("logs", metavar="[LOG]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--target",
     help=f"Device to compile for: {', '.join(preset_names())}, or a TOML file. Default: this machine's GPU.",
@@ -56,7 +57,7 @@ def replay_command(logs: tuple[Path, ...], target: str | None, jobs: int | None,
     plan = ReplayPlan(
         target_name=name,
         target=device,
-        logs=logs or (log_directory(settings.log_dir, os.environ),),
+        logs=logs or (default_logs(),),
     )
     replayed = asyncio.run(_replay(plan, load_providers(), settings, progress_for(as_json)))
     if as_json:

@@ -151,7 +151,7 @@ def costing(record: Record, seconds: float) -> Record:
     [
         (("absent.jsonl",), "absent.jsonl"),
         ((".",), "no shape log"),
-        ((), "cannot be read"),
+        ((), "no engine has written a shape log there yet"),
     ],
 )
 def test_logs_that_are_not_there_are_an_error_with_the_fix(

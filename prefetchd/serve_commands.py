@@ -60,11 +60,15 @@ def top_command(interval: float) -> int:
 
 
 @click.command("keygen")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @plain_errors(*EXPECTED)
-def keygen_command() -> int:
+def keygen_command(as_json: bool) -> int:
     """Make this node's pair of CURVE keys, for daemons and clients that meet by TCP."""
     directory = keys_directory(load_settings(), os.environ)
     public = generate_keys(directory)
+    if as_json:
+        click.echo(msgspec.json.encode({"directory": str(directory), "public_key": public}))
+        return 0
     click.echo(f"wrote {directory}/daemon.key and daemon.key_secret")
     click.echo("add to prefetchd.toml of those who may talk to it:")
     click.echo(f'allow_peers = ["{public}"]')

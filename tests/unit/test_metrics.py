@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import os
 import subprocess
 import sys
@@ -126,3 +127,15 @@ def test_keygen_writes_a_pair_and_shows_the_line_for_others(place: Place) -> Non
     public = (place.directory / ".config/prefetchd/keys/daemon.key").read_text().strip()
     assert f'allow_peers = ["{public}"]' in first.stdout
     assert (second.returncode, "is there already" in second.stderr) == (2, True)
+
+
+def test_keygen_tells_programs_the_key_and_its_place(place: Place) -> None:
+    done = subprocess.run(
+        [PREFETCHD, "keygen", "--json"], env=place.environment, capture_output=True, text=True, check=True
+    )
+
+    keys = place.directory / ".config/prefetchd/keys"
+    assert json.loads(done.stdout) == {
+        "directory": str(keys),
+        "public_key": (keys / "daemon.key").read_text().strip(),
+    }

@@ -89,7 +89,7 @@ def warm_command(
     settings = _overridden(load_settings(), max_tokens=choice.max_tokens, jobs=jobs, libcuda_dir=libcuda_dir)
     sites = choice.sites()
     if write_profile is not None:
-        _write_profile(sites, write_profile)
+        _write_profile(sites, write_profile, as_json)
         return 0
     name, device = choice.device(settings)
     if fla_config_dir is not None and winners is None:
@@ -164,7 +164,7 @@ def collect_command(
     return 0 if not found.problems and not found.damaged else 1
 
 
-@main.command("null", context_settings={"ignore_unknown_options": True})
+@main.command("null", context_settings={"allow_interspersed_args": False})
 @click.option("--target", help="Device that seems to be there. Default: this machine's GPU.")
 @click.option("--integer-ops", is_flag=True, help="Compute small integer operators for real.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -217,14 +217,18 @@ def _overridden(settings: Settings, **values: int | str | None) -> Settings:
     )
 
 
-def _write_profile(profile: Profile, path: Path) -> None:
+def _write_profile(profile: Profile, path: Path, as_json: bool) -> None:
     try:
         write_profile(profile, path)
     except OSError as error:
         raise ProfileError(
             f"{path}: cannot be written: {error.strerror}; name a file in a directory of your own"
         ) from error
-    click.echo(f"wrote {path}: {len(profile.gemms)} GEMM sites", err=True)
+    gemms, kernels = len(profile.gemms), len(profile.kernels)
+    if as_json:
+        click.echo(msgspec.json.encode({"out": str(path), "gemms": gemms, "kernels": kernels}))
+    else:
+        click.echo(f"wrote {path}: {gemms} GEMM sites, {kernels} sites of other kernels", err=True)
 
 
 def _show(coverage: Coverage) -> None:

@@ -238,5 +238,26 @@ def test_profile_is_written_and_nothing_else_is_done(tmp_path: Path) -> None:
     done = run("warm", "--model", str(MODEL), "--write-profile", str(path))
 
     assert done.exit_code == 0
-    assert f"wrote {path}" in done.stderr
-    assert read_profile(path).gemms
+    gemms = len(read_profile(path).gemms)
+    assert f"wrote {path}: {gemms} GEMM sites, 0 sites of other kernels" in done.stderr
+
+
+def test_profile_that_is_written_is_one_json_object_too(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.profile.toml"
+
+    done = run("warm", "--model", str(MODEL), "--write-profile", str(path), "--json")
+
+    gemms = len(read_profile(path).gemms)
+    assert json.loads(done.stdout) == {"out": str(path), "gemms": gemms, "kernels": 0}
+
+
+def test_options_behind_a_command_are_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, ...]] = []
+
+    def start(device: Target, command: tuple[str, ...], *, integer_ops: bool) -> None:
+        started.append(command)
+
+    monkeypatch.setattr(cli, "run_on_null_device", start)
+    run("null", "--target", "h200", "python", "script.py", "--target", "b200", "-h")
+
+    assert started == [("python", "script.py", "--target", "b200", "-h")]

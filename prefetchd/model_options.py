@@ -114,7 +114,10 @@ def named_target(name: str | None) -> tuple[str, Target]:
     try:
         target = probe_target()
     except TargetError as error:
+        # Its advice to name a target is ours below, with the names.
+        reason = str(error).partition("; name a preset")[0]
         raise TargetError(
-            f"no --target given and no GPU to ask: {error}; name one of {', '.join(preset_names())}"
+            f"no --target given and no GPU to ask: {reason}; name one of {', '.join(preset_names())}, "
+            "or a TOML file"
         ) from error
     return target.name, target

@@ -50,13 +50,13 @@ async def run_engine(
                 if process.returncode is not None:
                     raise EngineFailed(
                         f"{command[0]} ended with status {process.returncode} before its batches were "
-                        f"through{'' if process.returncode else NOT_DRIVEN}:\n{last_lines(log)}"
+                        f"through{'' if process.returncode else NOT_DRIVEN}{last_words(log)}"
                     )
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise EngineFailed(
             f"{command[0]}: its batches were not through after {timeout_s:.0f} s; give --timeout more, or "
-            f"see what it waits for:\n{last_lines(log)}"
+            f"see what it waits for{last_words(log)}"
         ) from None
     finally:
         await _end(process)
@@ -69,10 +69,11 @@ def through(answers: Sequence[Answer]) -> bool:
     return bool(cores) and len(cores) >= cores[0].schedulers and all(answer.done for answer in cores)
 
 
-def last_lines(log: Path) -> str:
-    """The end of a log, for people."""
+def last_words(log: Path) -> str:
+    """The end of a log, for people, as the end of a message; nothing where the log is empty."""
     lines = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-    return "\n".join(line[:LONGEST_LINE] for line in lines)
+    text = "".join(f"\n{line[:LONGEST_LINE]}" for line in lines)
+    return text and f":{text}"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

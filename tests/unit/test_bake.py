@@ -64,6 +64,11 @@ def test_engine_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
         started(tmp_path, "fails")
 
 
+def test_program_that_is_no_engine_and_says_nothing_leaves_a_whole_sentence(tmp_path: Path) -> None:
+    with pytest.raises(EngineFailed, match=r"environment\?$"):
+        asyncio.run(run_engine(["true"], BASE, tmp_path, tmp_path / "log", LIMIT_S))
+
+
 def test_engine_that_hangs_is_ended_whatever_it_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

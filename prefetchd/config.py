@@ -13,7 +13,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -225,4 +225,5 @@ def _converted(field: str, value: object, where: str) -> Any:
     try:
         return msgspec.convert(value, info.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where} = {value!r}: {error}") from error
+        choices = f"; one of {', '.join(get_args(info.type))}" if get_origin(info.type) is Literal else ""
+        raise ConfigError(f"{where} = {value!r}: {error}{choices}") from error

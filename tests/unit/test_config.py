@@ -4,6 +4,8 @@ import pytest
 
 from prefetchd.config import ConfigError, Settings, compile_settings, load_settings
 
+DOCS = Path(__file__).parents[2] / "docs"
+
 
 def test_everything_unset_gives_the_defaults() -> None:
     assert load_settings({}) == Settings()
@@ -40,6 +42,18 @@ def test_misspelt_key_names_the_file_and_the_nearest_key(tmp_path: Path) -> None
 def test_bad_variable_names_itself_and_its_value(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} = '{value}'"):
         load_settings({name: value})
+
+
+def test_value_that_is_none_of_a_few_tells_them() -> None:
+    with pytest.raises(ConfigError, match=r"'eror'.*one of ignore, warn, error"):
+        load_settings({"PREFETCHD_ON_ENGINE_COMPILE": "eror"})
+
+
+@pytest.mark.parametrize("name", Settings.__struct_fields__)
+def test_every_setting_is_told_of_where_users_look(name: str) -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("*.md"))
+
+    assert f"PREFETCHD_{name.upper()}" in pages or f"`{name}`" in pages or f"{name} = " in pages
 
 
 def test_named_file_that_is_not_there_says_which_variable_named_it(tmp_path: Path) -> None:

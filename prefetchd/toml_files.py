@@ -86,7 +86,17 @@ def format_table(table: Mapping[str, object]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file in one step, so that a reader sees the old text or the new, never half of it."""
+    """Replaces the file in one step, so that a reader sees the old text or the new, never half of it.
+
+    Raises `OSError` with this path, since the name of the temporary file says nothing to anybody.
+    """
+    try:
+        _replace(path, text)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _replace(path: Path, text: str) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

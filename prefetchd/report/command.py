@@ -31,7 +31,12 @@ def report_command(logs: tuple[Path, ...], out: Path, as_json: bool) -> int:
     """Write a page that shows when engines compiled, what was ready, and what it cost and saved."""
     files = chosen_logs(logs)
     found = gather(files, progress(files, quiet=as_json))
-    write_text(out, page(found))
+    try:
+        write_text(out, page(found))
+    except OSError as error:
+        raise LogUnusable(
+            f"{out}: cannot be written: {error.strerror}; name a file in a directory of your own"
+        ) from error
     figures = {
         "out": str(out),
         "records": found.records,

@@ -91,6 +91,9 @@ def bake_command(
     """Make all kernels of an engine with no GPU: prefetchd bake --target h200 -- vllm serve MODEL."""
     if keep is not None and keep.exists():
         raise click.UsageError(f"--keep {keep}: is there already; name a directory that is not")
+    if not manifest.absolute().parent.is_dir():
+        # Found out now, and not after an hour of work.
+        raise click.UsageError(f"--manifest {manifest}: its directory is not there; make it, or name another")
     settings = load_settings()
     name, device = named_target(target or settings.target)
     plan = BakePlan(

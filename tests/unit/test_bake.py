@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from baked_engine import TIMINGS
 from click import UsageError
+from click.testing import CliRunner
 
-from prefetchd.baking.command import lengths
+from prefetchd.baking.command import bake_command, lengths
 from prefetchd.baking.engine import EngineFailed, run_engine, through
 from prefetchd.baking.manifest import Manifest, size_of, unanswered_calls, write_manifest
 from prefetchd.baking.order import Answer, Order, Phase, answer_fields, read_order, write_answer, write_order
@@ -148,6 +149,18 @@ def test_later_answer_of_a_process_takes_the_place_of_the_first(tmp_path: Path) 
 def test_batch_that_is_no_list_of_lengths_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="prompt lengths"):
         lengths(text)
+
+
+def test_manifest_that_could_not_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    manifest = tmp_path / "absent/manifest.json"
+
+    done = CliRunner().invoke(
+        bake_command, ["--target", "h200", "--manifest", str(manifest), "--", "touch", str(started)]
+    )
+
+    assert (done.exit_code, started.exists()) == (2, False)
+    assert str(manifest) in done.output
 
 
 def test_batch_is_a_list_of_lengths() -> None:

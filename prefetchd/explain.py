@@ -54,8 +54,7 @@ ANSWER_LIMIT_S = 3.0
 
 # Why it was not ready, and what to do, by the record's cause.
 WHY = {
-    "unplanned": "nobody had asked for it: no provider names it for this model. Replay this log "
-    "(`prefetchd replay`), or plan with the profile that `prefetchd profile --from-log` learns from it",
+    "unplanned": "nobody had asked for it: no provider names it for this model",
     "late": "it was asked for and not published yet when the engine reached it. Start earlier "
     "(`prefetchd warm`, replay), give it more compile slots (PREFETCHD_JOBS), or let the engine wait "
     "(PREFETCHD_WAIT_MS)",
@@ -216,7 +215,8 @@ def tell(story: Story) -> Iterator[str]:
         )
     worst = [cause for cause in ("mismatch", "late", "unplanned", "planned") if story.causes.get(cause)]
     for cause in worst:
-        yield f"  why ({cause}, {story.causes[cause]}): {WHY[cause]}"
+        advice = _advice(story) if cause == "unplanned" else ""
+        yield f"  why ({cause}, {story.causes[cause]}): {WHY[cause]}{advice}"
     yield f"  replay: {_replay(story)}"
     if len(story.fingerprints) > 1:
         yield f"  seen under {len(story.fingerprints)} fingerprints: {', '.join(story.fingerprints)}"
@@ -331,6 +331,16 @@ def _sighting(record: Record) -> str:
     site = f", called from {record.site}" if record.site else ""
     changed = f"; against the nearest known: {record.changed}" if record.changed else ""
     return f"{where}: {record.cause}, {ended}{site}{changed}"
+
+
+def _advice(story: Story) -> str:
+    """What to do about a variant that nobody plans; only what its records allow."""
+    if story.request is not None:
+        return (
+            ". Replay this log (`prefetchd replay`), or plan with the profile that "
+            "`prefetchd profile --from-log` learns from it"
+        )
+    return ". Replay this log (`prefetchd replay`)" if story.rebuild is not None else ""
 
 
 def _replay(story: Story) -> str:

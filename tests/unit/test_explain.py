@@ -86,7 +86,7 @@ def test_story_of_an_unplanned_variant(tmp_path: Path) -> None:
         "n:3",
         "called from kda.py:211",
         "T%16 differs",
-        "nobody had asked for it",
+        "nobody had asked for it: no provider names it for this model. Replay this log",
         "by its request, where provider kda is installed",
         "no daemon answers here",
     ):
@@ -106,6 +106,16 @@ def test_reason_follows_from_the_cause(tmp_path: Path, cause: str, told: str) ->
     assert "ahead of the engine" in result.output
     assert "function=fla.ops.kda" in result.output
     assert "from the record alone" in result.output
+
+
+def test_what_cannot_be_replayed_is_not_advised_to_be(tmp_path: Path) -> None:
+    log = written(tmp_path / "a.jsonl", record("KEY"))
+
+    result = run("KEY", "--log", log)
+
+    assert "nobody had asked for it" in result.output
+    assert "Replay this log" not in result.output
+    assert "replay: cannot be" in result.output
 
 
 def test_whole_key_is_meant_though_another_begins_with_it(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ class Daemon:
             path.chmod(0o600)
         if self._settings.listen:
             keys = read_keys(keys_directory(self._settings, self._environment))
+            if not self._settings.allow_peers:
+                log.warning(
+                    "%s lets nobody in: allow_peers is empty; put other nodes' public keys into it",
+                    self._settings.listen,
+                )
             gatekeeper = Gatekeeper(context, allowed_peers(self._settings))
             self._gatekeepers.append(gatekeeper)
             stack.callback(gatekeeper.close)

@@ -135,6 +135,16 @@ def test_remote_peer_without_an_allowed_key_is_not_let_in(place: Place, allowed:
     run(scenario())
 
 
+def test_remote_door_for_nobody_is_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with place.serving(**Remote(place).settings()):
+            pass
+
+    run(scenario())
+
+    assert "lets nobody in: allow_peers is empty" in caplog.text
+
+
 def test_remote_peer_without_encryption_is_not_let_in(place: Place) -> None:
     async def scenario() -> None:
         remote = Remote(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -54,8 +55,11 @@ def stats_command(as_json: bool) -> int:
 @click.option("--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds.")
 @plain_errors(*EXPECTED)
 def top_command(interval: float) -> int:
-    """Watch the running daemon."""
-    watch(find_endpoint(os.environ, load_settings().endpoint), Console(), interval)
+    """Watch the running daemon, until Ctrl-C."""
+    endpoint = find_endpoint(os.environ, load_settings().endpoint)
+    # There is no other way to end it, so it is no failure.
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(endpoint, Console(), interval)
     return 0
 
 

@@ -12,10 +12,12 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from daemon_bench import Engine, FakeHelper, Place, eventually, fakes, hello, plan, run
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
+from prefetchd import serve_commands
 from prefetchd.endpoint import find_endpoint
 from prefetchd.protocol import Event, Heartbeat, HeartbeatAnswer, Mismatch, Settled
 from prefetchd.protocol import Priority as Urgency
@@ -117,6 +119,17 @@ def test_commands_end_with_status_2_and_a_line_where_no_daemon_runs(place: Place
 
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert f"no daemon runs at {place.address}; start one with `prefetchd serve`" in done.stderr
+
+
+def test_top_that_is_interrupted_has_done_what_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def watched(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve_commands, "watch", watched)
+
+    done = CliRunner().invoke(serve_commands.top_command)
+
+    assert (done.exit_code, done.stderr) == (0, "")
 
 
 def test_keygen_writes_a_pair_and_shows_the_line_for_others(place: Place) -> None:

@@ -9,6 +9,7 @@ others are medians. Exits with 1 where a bound is broken.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -144,6 +145,9 @@ def import_ms() -> float:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    as_json = parser.parse_args().json
     with TemporaryDirectory() as folder:
         place = Path(folder)
         spool = Spool(place / "nvcc-spool")
@@ -160,7 +164,7 @@ def main() -> int:
         "nvcc_bare_ms": bare_run,
         "import_ms": import_ms(),
     }
-    if "--json" in sys.argv:
+    if as_json:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():

@@ -225,5 +225,13 @@ def _converted(field: str, value: object, where: str) -> Any:
     try:
         return msgspec.convert(value, info.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as error:
-        choices = f"; one of {', '.join(get_args(info.type))}" if get_origin(info.type) is Literal else ""
-        raise ConfigError(f"{where} = {value!r}: {error}{choices}") from error
+        known = _choices(info.type)
+        hint = f"; one of {', '.join(known)}" if known else ""
+        raise ConfigError(f"{where} = {value!r}: {error}{hint}") from error
+
+
+def _choices(kind: object) -> tuple[str, ...]:
+    """What a setting of this type may be, where that is a few words."""
+    if kind is bool:
+        return ("true", "false", "1", "0")
+    return get_args(kind) if get_origin(kind) is Literal else ()

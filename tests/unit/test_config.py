@@ -44,9 +44,21 @@ def test_bad_variable_names_itself_and_its_value(name: str, value: str) -> None:
         load_settings({name: value})
 
 
-def test_value_that_is_none_of_a_few_tells_them() -> None:
-    with pytest.raises(ConfigError, match=r"'eror'.*one of ignore, warn, error"):
-        load_settings({"PREFETCHD_ON_ENGINE_COMPILE": "eror"})
+@pytest.mark.parametrize(
+    ("name", "value", "known"),
+    [
+        ("PREFETCHD_ON_ENGINE_COMPILE", "eror", "ignore, warn, error"),
+        ("PREFETCHD_OBSERVE", "maybe", "true, false, 1, 0"),
+    ],
+)
+def test_value_that_is_none_of_a_few_tells_them(name: str, value: str, known: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{value}'.*one of {known}$"):
+        load_settings({name: value})
+
+
+@pytest.mark.parametrize(("value", "meant"), [("true", True), ("false", False), ("1", True), ("0", False)])
+def test_each_word_for_yes_and_no_is_known(value: str, meant: bool) -> None:
+    assert load_settings({"PREFETCHD_OBSERVE": value}).observe is meant
 
 
 @pytest.mark.parametrize("name", Settings.__struct_fields__)

@@ -3,7 +3,7 @@
 Finds or starts the daemon, sets what the engine needs and has not set, says each of these things in a line on
 standard error, and becomes the command: its output, signals and exit status are its own. The subtle rule:
 whatever of ours is missing or broken, the command runs. Only a command that is not there is an error, and
-a user who wants engine compiles to fail while the settings that say so cannot be read: nothing would fail.
+a user who wants engine compiles to fail while the settings cannot be read or say not to observe: none would.
 """
 
 from __future__ import annotations
@@ -67,11 +67,14 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, start: bool = Tr
 def _check_gate(environment: Mapping[str, str]) -> None:
     if environment.get(GATE_VARIABLE, "") in LENIENT:
         return
+    problem = "PREFETCHD_OBSERVE=0: what is not observed cannot fail; unset one of the two"
     try:
-        load_settings(environment)
+        if load_settings(environment).observe:
+            return
     except ConfigError as error:
-        _say(f"not started, since {GATE_VARIABLE} could not be kept: {error}")
-        sys.exit(CANNOT_RUN)
+        problem = str(error)
+    _say(f"not started, since {GATE_VARIABLE} could not be kept: {problem}")
+    sys.exit(CANNOT_RUN)
 
 
 def _prepared(environment: Mapping[str, str], start: bool) -> dict[str, str]:

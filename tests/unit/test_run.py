@@ -261,6 +261,15 @@ def test_a_gate_that_could_not_close_is_an_error(place: Place, variables: dict[s
     assert f"{wrong} = '{value}'" in result.stderr
 
 
+def test_a_gate_without_anyone_to_observe_is_an_error(place: Place) -> None:
+    gate = {"PREFETCHD_ON_ENGINE_COMPILE": "error", "PREFETCHD_OBSERVE": "0"}
+
+    result = place.run("--no-start", "--", "echo", "serving", **gate)
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "PREFETCHD_OBSERVE=0" in result.stderr
+
+
 def test_without_a_daemon_there_is_one_clear_line(place: Place) -> None:
     result = place.run("--no-start", "--", "true")
 

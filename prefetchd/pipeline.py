@@ -15,6 +15,7 @@ from pathlib import Path
 
 from prefetchd.compilers.base import Compiler, Job
 from prefetchd.executors import Executor
+from prefetchd.jobs import JobResult
 from prefetchd.store import KeyLocks, Staging
 from prefetchd.workplace import Ending, JobOutcome, Workplace
 
@@ -44,6 +45,8 @@ class Pipeline:
         self._executor = executor
         self._slots = slots
         self._locks = locks
+        self._last_taken = asyncio.Event()
+        self._last_taken.set()
 
     async def run(self, jobs: Iterable[Job], done: Callable[[JobOutcome], None]) -> None:
         """Compiles all jobs, longest first; `done` hears of each end. Cancelling ends every compile."""
@@ -68,10 +71,26 @@ class Pipeline:
                     await asyncio.sleep(FOREIGN_POLL_S)
                 continue
             deferred = 0
+            before, self._last_taken = self._last_taken, asyncio.Event()
+            in_turn = _InTurn(self._executor, before, self._last_taken)
             try:
-                done(await self._workplace.compile(job, self._executor))
+                done(await self._workplace.compile(job, in_turn))
             finally:
+                in_turn.entered.set()
                 self._locks.release(job.key)
+
+
+class _InTurn:
+    """One job's way to the executor: never before the one that was taken before it, however that dawdles."""
+
+    def __init__(self, executor: Executor, before: asyncio.Event, entered: asyncio.Event) -> None:
+        self._executor, self._before, self.entered = executor, before, entered
+
+    async def run(self, job: Job, staging: Path) -> JobResult:
+        """See `Executor`."""
+        await self._before.wait()
+        self.entered.set()
+        return await self._executor.run(job, staging)
 
 
 async def compile_all(

@@ -22,6 +22,7 @@ import re
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -80,11 +81,14 @@ class ShapeLog:
         self.path = directory / log_name(host, rank)
         self.written = self.dropped = 0
         self._host, self._rank, self._max_bytes = host[:MAX_HOST], rank, max_bytes
-        self._lock, self._lock_owner = threading.Lock(), os.getpid()
+        self._lock = threading.Lock()
         self._complained = False
         _make_private(directory)
         self._file, self._closed = -1, False
+        # In a forked child, until it has opened the file itself.
+        self._inherited = False
         self._open()
+        _logs.add(self)
 
     def append(self, line: Line) -> bool:
         """Whether the line is in the file now. The first failure is one line of the program's own log."""
@@ -105,9 +109,6 @@ class ShapeLog:
                 os.close(self._file)
 
     def _append(self, line: Line) -> None:
-        if self._lock_owner != os.getpid():
-            # A thread that is not in this forked child may have held it.
-            self._lock, self._lock_owner = threading.Lock(), os.getpid()
         data = encode_line(self._signed(line))
         if not self._lock.acquire(timeout=LOCK_LIMIT_S):
             raise TimeoutError("another thread's append does not end")
@@ -115,6 +116,10 @@ class ShapeLog:
             self._append_bytes(data)
         finally:
             self._lock.release()
+
+    def forget_parent(self) -> None:
+        """In a forked child: a thread that is not here may have held the lock, and the position is shared."""
+        self._lock, self._inherited = threading.Lock(), True
 
     def _signed(self, line: Line) -> Line:
         texts = {name: getattr(line, name, "")[:MAX_TEXT] for name in ("site", "changed")}
@@ -127,8 +132,9 @@ class ShapeLog:
         if self._closed:
             raise ValueError("it is closed")
         found = os.fstat(self._file)
-        if found.st_nlink == 0:
-            # Someone removed it, so that this engine's records would be lost with its end.
+        if found.st_nlink == 0 or self._inherited:
+            # Someone removed it, so that this engine's records would be lost with its end; or the parent's
+            # writes would move the position behind ours.
             self._open()
             found = os.fstat(self._file)
         if found.st_size + len(data) > self._max_bytes:
@@ -147,7 +153,7 @@ class ShapeLog:
         file = open_locked(self.path, fcntl.LOCK_SH)
         if self._file >= 0:
             os.close(self._file)
-        self._file = file
+        self._file, self._inherited = file, False
         # What a predecessor was writing when it was killed, or when the disk was full.
         self._torn = _is_torn(file, os.fstat(file).st_size)
 
@@ -220,6 +226,15 @@ def _take(file: int, lock: int) -> None:
 
 
 _names: dict[str, str] = {}
+_logs: weakref.WeakSet[ShapeLog] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for one in list(_logs):
+        one.forget_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start_ticks() -> str:

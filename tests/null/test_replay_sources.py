@@ -21,6 +21,8 @@ from prefetchd.tracer import Tracer
 
 SWEEPS = [Sweep(request_from_fields({"op": op, **fields})) for op, fields in SHAPES.items()]
 SELDOM = (pytest.mark.slow, pytest.mark.ci)
+# So many variants the shapes come to at least; the library has fewer kernels for sm_120.
+FEWEST = {"h200": 21, "b200": 21, "rtx-pro-6000": 19}
 TARGETS = ["h200", *(pytest.param(name, marks=SELDOM) for name in ("b200", "rtx-pro-6000"))]
 
 
@@ -55,6 +57,6 @@ def test_traced_job_and_rebuilt_job_are_the_same(line: str, target: str) -> None
 
     jobs = asyncio.run(traced(target, environment))
 
-    assert len(jobs) > 20
+    assert len(jobs) >= FEWEST[target]
     for job in jobs:
         assert compiler.rebuild(as_record(job, fingerprint)) == job

@@ -44,7 +44,7 @@ class Crashing(DeepGemmProvider):
 
 def traced(mode: Mode, scratch: Path, at: frozenset[int]) -> dict[str, Any]:
     compiler = load_compiler("deep_jit", load_target("h200"), os.environ)
-    child = TraceChild(Trace(0, mode, SWEEP, Crashing(at), [compiler], scratch), 60)
+    child = TraceChild(Trace(0, mode, [SWEEP], Crashing(at), [compiler], scratch), 60)
     while True:
         select.select([child.fd], [], [], 60)
         report = child.finish()

@@ -284,4 +284,4 @@ def test_without_libcuda_the_librarys_own_module_is_named_as_left_to_the_engine(
     (note,) = Site(tmp_path).compiler().notes()
 
     assert "cuda_utils is left to the engine" in note
-    assert "--libcuda-dir" in note
+    assert "PREFETCHD_LIBCUDA_DIR" in note

@@ -11,6 +11,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -238,7 +239,7 @@ class Bench:
     def start(self, *arguments: str, changes: Mapping[str, str | None] = {}) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.command(*arguments), env=self.environment(changes), cwd=self.place, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed_signals,
         )  # fmt: skip
 
     def warm(self, *arguments: str, changes: Mapping[str, str | None] = {}) -> Run:
@@ -267,6 +268,12 @@ class Bench:
             *self.temporary.glob("prefetchd-*/.prefetchd/owner-*"),
         ]
         return found + [path for path in self.temporary.iterdir() if not path.name.startswith("prefetchd-")]
+
+
+def heed_signals() -> None:
+    """Tests in a script's background or under `nohup` ignore these, and so would whatever they start."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def ended(process: subprocess.Popen[str]) -> Run:

@@ -24,18 +24,17 @@ from prefetchd.compilers.base import (
     Capture,
     CompilerUnavailable,
     EntryState,
-    ForkedCompiler,
     Job,
     NotRebuildable,
 )
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
 from prefetchd.compilers.cute_dsl_objects import check_architecture
-from prefetchd.compilers.cute_dsl_own_cache import Met, library_lock, link
+from prefetchd.compilers.cute_dsl_own_cache import Met, OwnCache, library_lock, link
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
-from prefetchd.cute.fingerprint import architecture_of, versions
+from prefetchd.cute.fingerprint import versions
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
 from prefetchd.store import publish_directory, quarantine
@@ -45,7 +44,6 @@ BASE_VARIABLE = "FLASHINFER_WORKSPACE_BASE"
 BELOW_BASE = (".cache", "flashinfer")
 SPEC_MODULE = "flashinfer.jit.cute_dsl_core"
 META = "meta.json"
-USUAL_SECONDS = 10.0
 
 # Functions of the library that a record may name: those an engine calls.
 ENTRY_MODULES = (
@@ -71,22 +69,20 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     call: Call
 
 
-class FlashInferCute(ForkedCompiler):
+class FlashInferCute(OwnCache[Kernel]):
     """The compiler behind FlashInfer's own cache of CuTe kernels. `environment` is the engine's.
 
     A machine without FlashInfer is no failure: then nothing is found. Constructing one imports nothing.
     """
 
     name = "flashinfer_cute"
+    kind = Kernel
+    usual_seconds = 10.0
     # Ours, since the library's own names the directory two levels above; the daemon sets it for a helper.
     cache_variable = FLASHINFER_CACHE_VARIABLE
 
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
-        self.target = target
-        try:
-            self.architecture = architecture_of(target, environment)
-        except ValueError as error:
-            raise CompilerUnavailable(str(error)) from error
+        super().__init__(target, environment)
         named = environment.get(FLASHINFER_CACHE_VARIABLE)
         base = environment.get(BASE_VARIABLE) or environment.get("HOME", "")
         if named:
@@ -157,11 +153,11 @@ class FlashInferCute(ForkedCompiler):
 
     def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
         """See `ForkedCompiler`."""
-        return frozenset(payload_of(job).call.module for job in jobs)
+        return frozenset(self.kernel(job).call.module for job in jobs)
 
     def compile_here(self, job: Job, staging: Path) -> None:
         """See `ForkedCompiler`."""
-        kernel, entry = payload_of(job), self.staged_entry(job.key, staging)
+        kernel, entry = self.kernel(job), self.staged_entry(job.key, staging)
         entry.mkdir()
         met: list[str] = []
 
@@ -232,27 +228,12 @@ class FlashInferCute(ForkedCompiler):
 
     def rebuild(self, record: Record) -> Job:
         """See `Compiler`. Only calls of the functions that engines call are accepted."""
-        if record.rebuild is None:
-            raise NotRebuildable("rebuild: absent: the call was not kept; trace its request instead")
-        try:
-            kernel = msgspec.convert(record.rebuild, Kernel)
-        except msgspec.ValidationError as error:
-            raise NotRebuildable(f"rebuild: {error}") from error
+        kernel = self.recorded(record, "the call was not kept; trace its request instead")
         if kernel.key != record.key or kernel.call.module not in ENTRY_MODULES:
             raise NotRebuildable(
                 f"rebuild.call.module: {kernel.call.module!r} is none of {', '.join(ENTRY_MODULES)}"
             )
         return self.job(kernel)
-
-    def job(self, kernel: Kernel) -> Job:
-        """The job that compiles a kernel."""
-        payload = msgspec.msgpack.encode(kernel)
-        return Job(compiler=self.name, key=kernel.key, payload=payload, cost=USUAL_SECONDS)
-
-
-def payload_of(job: Job) -> Kernel:
-    """The payload of one of this compiler's jobs."""
-    return msgspec.msgpack.decode(job.payload, type=Kernel)
 
 
 def key_of(spec: Any, root: Path) -> str:

@@ -1,4 +1,4 @@
-"""What is common to libraries that keep their CuTe kernels on disk themselves: what was met, lock, new file.
+"""What is common to libraries that keep their CuTe kernels on disk themselves: jobs, what was met, locks.
 
 The library takes the same lock while it compiles, so under it nobody else writes the file we are about to
 put there. The subtle rule: the lock is the library's and is asked for without blocking, up to a limit.
@@ -10,13 +10,16 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from prefetchd.compilers.base import Job
+from prefetchd.compilers.base import CompilerUnavailable, ForkedCompiler, Job, NotRebuildable
+from prefetchd.cute.fingerprint import architecture_of
+from prefetchd.shapelog import Record
+from prefetchd.targets import Target
 
 # A library holds it while it compiles, which takes it half a minute at most.
 LOCK_LIMIT_S = 120.0
@@ -56,6 +59,39 @@ class Met(Generic[K]):
     def jobs(self) -> list[Job]:
         """See `Capture`."""
         return [self._job(kernel) for kernel in self._kernels.values()]
+
+
+class OwnCache(ForkedCompiler, Generic[K]):
+    """The compiler behind such a library's cache; a job's payload is the kernel as data, of type `kind`."""
+
+    kind: type[K]
+    # What one of its compiles usually takes.
+    usual_seconds: ClassVar[float]
+
+    def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
+        self.target = target
+        try:
+            self.architecture = architecture_of(target, environment)
+        except ValueError as error:
+            raise CompilerUnavailable(str(error)) from error
+
+    def job(self, kernel: K) -> Job:
+        """The job that compiles a kernel."""
+        payload = msgspec.msgpack.encode(kernel)
+        return Job(compiler=self.name, key=kernel.key, payload=payload, cost=self.usual_seconds)
+
+    def kernel(self, job: Job) -> K:
+        """The kernel of one of this compiler's jobs."""
+        return msgspec.msgpack.decode(job.payload, type=self.kind)
+
+    def recorded(self, record: Record, absent: str) -> K:
+        """The kernel of a record; `absent` says why there may be none. Raises `NotRebuildable`."""
+        if record.rebuild is None:
+            raise NotRebuildable(f"rebuild: absent: {absent}")
+        try:
+            return msgspec.convert(record.rebuild, self.kind)
+        except msgspec.ValidationError as error:
+            raise NotRebuildable(f"rebuild: {error}") from error
 
 
 @contextlib.contextmanager

@@ -23,17 +23,16 @@ from prefetchd.compilers.base import (
     Capture,
     CompilerUnavailable,
     EntryState,
-    ForkedCompiler,
     Job,
     NotRebuildable,
 )
 from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Recorder
 from prefetchd.compilers.cute_dsl_objects import check_architecture
-from prefetchd.compilers.cute_dsl_own_cache import Met, library_lock, link
+from prefetchd.compilers.cute_dsl_own_cache import Met, OwnCache, library_lock, link
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.canonical import Node, Unkeyable, decode, encode
-from prefetchd.cute.fingerprint import architecture_of, versions
+from prefetchd.cute.fingerprint import versions
 from prefetchd.cute.hooks import Hooks
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
@@ -42,8 +41,6 @@ from prefetchd.targets import Target
 # The library's own.
 QUACK_CACHE_VARIABLE = "QUACK_CACHE_DIR"
 JIT_MODULE, STATE_MODULE, POOL_MODULE = "quack.cache.jit", "quack.cache", "quack.cache.async_compile"
-# A normalization takes half a second, a matrix product ten.
-USUAL_SECONDS = 3.0
 
 # Directory and file below the cache directory, both digests.
 KeyText = Annotated[str, msgspec.Meta(max_length=129, pattern=r"^[0-9a-f]{64}/[0-9a-f]{64}\Z")]
@@ -63,21 +60,20 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     named: Node
 
 
-class QuackCute(ForkedCompiler):
+class QuackCute(OwnCache[Kernel]):
     """The compiler behind quack's own cache. `environment` is the engine's.
 
     A machine without quack is no failure: then nothing is found. Constructing one imports nothing.
     """
 
     name = "quack_cute"
+    kind = Kernel
+    # A normalization takes half a second, a matrix product ten.
+    usual_seconds = 3.0
     cache_variable = QUACK_CACHE_VARIABLE
 
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
-        self.target = target
-        try:
-            self.architecture = architecture_of(target, environment)
-        except ValueError as error:
-            raise CompilerUnavailable(str(error)) from error
+        super().__init__(target, environment)
         self._root = find_root(environment)
 
     def fingerprint(self) -> Mapping[str, str]:
@@ -130,11 +126,11 @@ class QuackCute(ForkedCompiler):
 
     def modules(self, jobs: Iterable[Job]) -> frozenset[str]:
         """See `ForkedCompiler`."""
-        return frozenset(payload_of(job).module for job in jobs)
+        return frozenset(self.kernel(job).module for job in jobs)
 
     def compile_here(self, job: Job, staging: Path) -> None:
         """See `ForkedCompiler`."""
-        kernel, entry = payload_of(job), self.staged_entry(job.key, staging)
+        kernel, entry = self.kernel(job), self.staged_entry(job.key, staging)
         entry.mkdir()
         allow_cuda_after_fork()
         try:
@@ -189,20 +185,10 @@ class QuackCute(ForkedCompiler):
 
     def rebuild(self, record: Record) -> Job:
         """See `Compiler`. Only functions of quack's own are accepted."""
-        if record.rebuild is None:
-            raise NotRebuildable("rebuild: absent: the arguments have no form as data")
-        try:
-            kernel = msgspec.convert(record.rebuild, Kernel)
-        except msgspec.ValidationError as error:
-            raise NotRebuildable(f"rebuild: {error}") from error
+        kernel = self.recorded(record, "the arguments have no form as data")
         if kernel.key != record.key:
             raise NotRebuildable(f"rebuild.key: {kernel.key!r} is not the record's key")
         return self.job(kernel)
-
-    def job(self, kernel: Kernel) -> Job:
-        """The job that compiles a kernel."""
-        payload = msgspec.msgpack.encode(kernel)
-        return Job(compiler=self.name, key=kernel.key, payload=payload, cost=USUAL_SECONDS)
 
 
 def find_root(environment: Mapping[str, str]) -> Path:
@@ -224,11 +210,6 @@ def find_root(environment: Mapping[str, str]) -> Path:
             f"{QUACK_CACHE_VARIABLE} = {str(root)!r} is not an absolute path; name an absolute directory"
         )
     return root
-
-
-def payload_of(job: Job) -> Kernel:
-    """The payload of one of this compiler's jobs."""
-    return msgspec.msgpack.decode(job.payload, type=Kernel)
 
 
 def key_of(jit: Any, function: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> str:

@@ -37,3 +37,12 @@ def call_site(frame: FrameType | None = None) -> str:
             return f"{module}.{code.co_qualname} ({code.co_filename}:{frame.f_lineno})"
         frame = frame.f_back
     return ""
+
+
+def outside(frame: FrameType | None, packages: tuple[str, ...]) -> FrameType | None:
+    """The first frame whose module's name begins with none of these: who called into them."""
+    for _ in range(MAX_FRAMES):
+        if frame is None or not str(frame.f_globals.get("__name__", "")).startswith(packages):
+            break
+        frame = frame.f_back
+    return frame

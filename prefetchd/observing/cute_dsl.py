@@ -24,8 +24,9 @@ from prefetchd.cute.homes import sites
 from prefetchd.cute.hooks import Hooks, Place
 from prefetchd.cute.loading import preload
 from prefetchd.introduction import driver_is_up
-from prefetchd.observing.call_site import call_site
+from prefetchd.observing.call_site import call_site, outside
 from prefetchd.observing.cute_flashinfer import FlashInferBuilds
+from prefetchd.observing.cute_own_cache import LibraryBuilds
 from prefetchd.observing.cute_quack import QuackBuilds
 from prefetchd.targets import Target, probe_target
 
@@ -36,6 +37,8 @@ log = logging.getLogger("prefetchd")
 
 # A library is a few calls deep between its entry point and its dict.
 MAX_FRAMES = 64
+# Between the engine's call and the hooks: ours, the DSL's, and the null device's where that is there.
+BETWEEN = ("prefetchd", "cutlass")
 # As the observer has it: it names no compile.
 NO_TOKEN = 0
 
@@ -49,7 +52,7 @@ class CuteDslAdaptor:
         self._target = target
         self._environment = dict(os.environ if environment is None else environment)
         self._hooks: Hooks | None = None
-        self._builds: tuple[FlashInferBuilds | QuackBuilds, ...] = ()
+        self._builds: tuple[LibraryBuilds, ...] = ()
         self._stop = threading.Event()
         self.mode: EngineMode | None = None
         # What loading the DSL's own libraries took at `install`; empty where that was left for later.
@@ -116,7 +119,8 @@ class _Reports:
         """See `Listener`."""
         if self._told_elsewhere():
             return NO_TOKEN
-        return self._observer.started(COMPILER, key=name, site=call_site(_outside(sys._getframe(1))))
+        site = call_site(outside(sys._getframe(1), BETWEEN))
+        return self._observer.started(COMPILER, key=name, site=site)
 
     def over(self, token: int, place: Place | None, name: str, seconds: float, ok: bool) -> None:
         """See `Listener`."""
@@ -142,13 +146,6 @@ class _Reports:
         except Exception as error:
             log.info("prefetchd: %s is recorded without what rebuilds it: %s", place.site.namespace, error)
             return None
-
-
-def _outside(frame: FrameType | None) -> FrameType | None:
-    """The first frame behind the hooks: ours, the DSL's, and the null device's where that is in between."""
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith(("prefetchd", "cutlass")):
-        frame = frame.f_back
-    return frame
 
 
 def parts_of(place: Place) -> dict[str, str]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from prefetchd import post_import
 from prefetchd.cute.calls import Undescribable, describe
-from prefetchd.observing.call_site import call_site
+from prefetchd.observing.call_site import call_site, outside
+from prefetchd.observing.cute_own_cache import LibraryBuilds
 
 if TYPE_CHECKING:
     from prefetchd.observer import Observer
@@ -26,68 +25,39 @@ if TYPE_CHECKING:
 log = logging.getLogger("prefetchd")
 
 COMPILER = "flashinfer_cute"
-MODULE = "flashinfer.jit.cute_dsl_core"
-MAX_FRAMES = 64
+# Between the engine's call and the build.
+BETWEEN = ("flashinfer", "prefetchd")
 
 
-class FlashInferBuilds:
-    """One installation. `building` says whether this thread is inside a build of the library's."""
+class FlashInferBuilds(LibraryBuilds):
+    """FlashInfer's: its method that builds a kernel, and the one that looks for it on disk."""
+
+    module = "flashinfer.jit.cute_dsl_core"
 
     def __init__(self, observer: Observer, environment: Mapping[str, str]) -> None:
-        self._observer = observer
+        super().__init__(observer)
         base = environment.get("FLASHINFER_WORKSPACE_BASE") or str(Path.home())
         self._root = Path(base) / ".cache" / "flashinfer"
-        self._inside = threading.local()
-        self._undo: list[Callable[[], None]] = []
-        self._active = True
 
-    def building(self) -> bool:
-        """See the class."""
-        return getattr(self._inside, "depth", 0) > 0
-
-    def install(self) -> None:
-        """Patches the library now, or after its import."""
-        module = sys.modules.get(MODULE)
-        if module is not None:
-            self._patch(module)
-        else:
-            post_import.install({MODULE: self._patch})
-
-    def remove(self) -> None:
-        """Puts the library's own methods back."""
-        self._active = False
-        while self._undo:
-            self._undo.pop()()
-
-    def _patch(self, module: ModuleType) -> None:
+    def patch(self, module: ModuleType) -> None:
+        """See `LibraryBuilds`."""
         owner = getattr(module, "JitSpecCuteDsl", None)
-        if self._active and owner is not None:
-            self._put(owner, "build", self._build)
-            self._put(owner, "_load_from_disk", self._load)
-
-    def _put(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        before = getattr(owner, name)
-        ours = make(before)
-        setattr(owner, name, ours)
-
-        def undo() -> None:
-            if getattr(owner, name) is ours:
-                setattr(owner, name, before)
-
-        self._undo.append(undo)
+        if owner is not None:
+            self.put(owner, "build", self._build)
+            self.put(owner, "_load_from_disk", self._load)
 
     def _build(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def build(spec: Any, *args: Any, **known: Any) -> Any:
             key = self._key(spec)
-            token = self._observer.started(COMPILER, key=key, site=call_site(_caller(sys._getframe(1))))
-            self._inside.depth = getattr(self._inside, "depth", 0) + 1
+            site = call_site(outside(sys._getframe(1), BETWEEN))
+            token = self._observer.started(COMPILER, key=key, site=site)
             begun, ok = time.perf_counter(), False
             try:
-                built = before(spec, *args, **known)
+                with self.inside():
+                    built = before(spec, *args, **known)
                 ok = True
                 return built
             finally:
-                self._inside.depth -= 1
                 seconds = time.perf_counter() - begun
                 rebuild = _rebuild(key, sys._getframe(1)) if key else None
                 parts = {"kernel": str(spec.module_name), "variant": str(spec.kernel_name)}
@@ -115,16 +85,6 @@ class FlashInferBuilds:
         except Exception as error:
             log.info("prefetchd: a kernel of FlashInfer's has no key here: %s", error)
             return ""
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """The frame that called FlashInfer."""
-    for _ in range(MAX_FRAMES):
-        name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-        if frame is None or not name.startswith(("flashinfer", "prefetchd")):
-            break
-        frame = frame.f_back
-    return frame
 
 
 def _leads_to(function: Any, code: CodeType) -> bool:

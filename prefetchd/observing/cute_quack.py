@@ -9,57 +9,32 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prefetchd import post_import
-from prefetchd.observing.call_site import call_site
-
-if TYPE_CHECKING:
-    from prefetchd.observer import Observer
+from prefetchd.observing.call_site import call_site, outside
+from prefetchd.observing.cute_own_cache import LibraryBuilds
 
 log = logging.getLogger("prefetchd")
 
 COMPILER = "quack_cute"
-MODULE = "quack.cache.jit"
-MAX_FRAMES = 64
+# Between the engine's call and the lock.
+BETWEEN = ("quack", "prefetchd")
 
 
-class QuackBuilds:
-    """One installation. `building` says whether this thread is inside a compile of the library's."""
+class QuackBuilds(LibraryBuilds):
+    """quack's: the class of its lock."""
 
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._inside = threading.local()
-        self._undo: list[Callable[[], None]] = []
-        self._active = True
+    module = "quack.cache.jit"
 
-    def building(self) -> bool:
-        """See the class."""
-        return getattr(self._inside, "depth", 0) > 0
+    def patch(self, module: ModuleType) -> None:
+        """See `LibraryBuilds`."""
+        if getattr(module, "FileLock", None) is not None:
+            self.put(module, "FileLock", lambda before: self._observed(before, module))
 
-    def install(self) -> None:
-        """Patches the library now, or after its import."""
-        module = sys.modules.get(MODULE)
-        if module is not None:
-            self._patch(module)
-        else:
-            post_import.install({MODULE: self._patch})
-
-    def remove(self) -> None:
-        """Puts the library's own class back."""
-        self._active = False
-        while self._undo:
-            self._undo.pop()()
-
-    def _patch(self, module: ModuleType) -> None:
-        before: Any = getattr(module, "FileLock", None)
-        if not self._active or before is None:
-            return
+    def _observed(self, before: Any, module: ModuleType) -> type:
         builds = self
 
         class ObservedLock(before):  # type: ignore[misc]
@@ -75,23 +50,16 @@ class QuackBuilds:
                 builds._end(self._window, module)
                 return super().__exit__(*exc)
 
-        owner: Any = module
-        owner.FileLock = ObservedLock
-
-        def undo() -> None:
-            if owner.FileLock is ObservedLock:
-                owner.FileLock = before
-
-        self._undo.append(undo)
+        return ObservedLock
 
     def _begin(self, lock: Path, frame: FrameType) -> _Window | None:
         try:
             path = lock.with_suffix(".o")
             window = _Window(path, f"{path.parent.name}/{path.stem}", frame.f_locals)
             if not path.exists():
-                site = call_site(_caller(frame))
+                site = call_site(outside(frame, BETWEEN))
                 window.token = self._observer.started(COMPILER, key=window.key, site=site)
-                self._inside.depth = getattr(self._inside, "depth", 0) + 1
+                self.enter()
             return window
         except Exception as error:
             log.info("prefetchd: a kernel of quack's is not told: %s", error)
@@ -109,7 +77,7 @@ class QuackBuilds:
                 self._observer.hit(COMPILER, window.key)
                 self._observer.loaded(COMPILER, window.key, seconds)
                 return
-            self._inside.depth -= 1
+            self.leave()
             kernel = _rebuild(module, window)
             parts = {"kernel": f"{window.function.__module__}.{window.function.__qualname__}"}
             parts |= {f"[{index}]": str(value)[:256] for index, value in enumerate(window.args)}
@@ -145,13 +113,3 @@ def _rebuild(module: ModuleType, window: _Window) -> dict[str, Any] | None:
         return None
     fields: dict[str, Any] = msgspec.to_builtins(kernel)
     return fields
-
-
-def _caller(frame: FrameType | None) -> FrameType | None:
-    """The frame that called quack."""
-    for _ in range(MAX_FRAMES):
-        name = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-        if frame is None or not name.startswith(("quack", "prefetchd")):
-            break
-        frame = frame.f_back
-    return frame

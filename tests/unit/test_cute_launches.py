@@ -60,4 +60,8 @@ def test_loaded_kernels_are_not_launched_either() -> None:
 
 
 def test_runtime_without_a_loader_is_left_alone() -> None:
-    on_runtime(SimpleNamespace())  # type: ignore[arg-type]
+    runtime = SimpleNamespace()
+
+    on_runtime(runtime)  # type: ignore[arg-type]
+
+    assert vars(runtime) == {}

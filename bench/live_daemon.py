@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -146,9 +147,21 @@ class LiveDaemon:
         deadline = time.monotonic() + limit_s
         while not (found := condition()):
             if time.monotonic() > deadline:
-                raise Failed(f"{what} within {limit_s:.0f} s: {self.tail()}")
+                raise Failed(f"{what} within {limit_s:.0f} s: {self.tail()}\n{self.scene()}")
             time.sleep(POLL_S)
         return found
+
+    def scene(self) -> str:
+        """What lives, what each process waits for, and what the daemon has open."""
+        lines = [
+            f"{each.pid} (of {each.parent}) {_waits_for(each.pid)}: {each.command[:200]}"
+            for each in self.processes()
+        ]
+        try:
+            figures = {name: value for name, value in self.stats().figures.items() if value}
+        except Failed as error:
+            return "\n".join([*lines, str(error)])
+        return "\n".join([*lines, str(figures)])
 
     def rss_bytes(self) -> int:
         """Resident memory."""
@@ -177,6 +190,16 @@ class LiveDaemon:
         with self.log.open("rb") as file:
             file.seek(self._log_begin)
             return file.read().decode(errors="replace")
+
+
+def _waits_for(pid: int) -> str:
+    """Each thread's state and the kernel's function it sleeps in."""
+    found = []
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(f"{state} {(thread / 'wchan').read_text()}")
+    return ", ".join(found)
 
 
 def _living(home: Path) -> Iterator[Process]:

@@ -1,9 +1,9 @@
 """Many requests of one site as one value: a template and the ranges of the field that varies.
 
 A model's universe is tens of sites and a hundred thousand requests which differ in one integer. They are
-planned, sent and reported as sweeps; a single request is a sweep of one. The subtle rule: grouping keeps
-exactly the set of requests (duplicates fall together, the order within a sweep is ascending), so nothing
-may be inferred from a sweep that was not asked for.
+planned, sent and reported as sweeps; a single request is a sweep of one and has one form, without values.
+The subtle rule: grouping keeps exactly the set of requests (duplicates fall together, the order within a
+sweep is ascending), so nothing may be inferred from a sweep that was not asked for.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class Sweep(msgspec.Struct, frozen=True):
     values: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
-        return sum(len(range(*span)) for span in self.values) if self.values else 1
+        return self.size
+
+    @property
+    def size(self) -> int:
+        """Requests in it; unlike `len` also beyond the machine's integers."""
+        return sum((stop - start - 1) // step + 1 for start, stop, step in self.values) if self.values else 1
 
     def expand(self) -> Iterator[Request]:
         """Each request of the sweep, ascending."""
@@ -95,6 +100,19 @@ def spans(values: Iterable[int]) -> tuple[Span, ...]:
     return tuple(found)
 
 
+def apart(items: Iterable[Sweep], most: int) -> Iterator[Sweep]:
+    """Sweeps of up to `most` requests as single ones, larger ones as they are.
+
+    What batches need next are a few shapes of a site, never the same few twice: only apart they are found
+    again, in what was planned before or in the model's universe.
+    """
+    for item in items:
+        if item.values and item.size <= most:
+            yield from map(Sweep, item.expand())
+        else:
+            yield item
+
+
 def site_of(request: Request) -> tuple[Hashable, int | None]:
     """What the request shares with all that differ from it in the sweep field alone, and its own value."""
     kind = type(request)
@@ -123,16 +141,23 @@ def _checked(sweep: Sweep) -> Sweep:
             raise MalformedRequest(f"sweep {op_of(sweep.request)!r}: ({start}, {stop}, {step}) is no range")
     if sweep.values and sweep.request.sweep_field is None and not isinstance(sweep.request, UnknownRequest):
         raise MalformedRequest(f"sweep {op_of(sweep.request)!r}: this op has no field to sweep")
-    return sweep
+    field = sweep.request.sweep_field
+    if not sweep.values or field is None:
+        return sweep
+    return _one_form(sweep, field)
 
 
 def _sweep(request: Request, values: list[int]) -> Sweep:
     field = request.sweep_field
     if field is None:
         return Sweep(request)
-    found = spans(values)
-    # The template carries the first value, so that equal sets give equal sweeps.
-    return Sweep(msgspec.structs.replace(request, **{field: found[0][0]}), found)
+    return _one_form(Sweep(request, spans(values)), field)
+
+
+def _one_form(sweep: Sweep, field: str) -> Sweep:
+    """Equal sets give equal sweeps: the template carries the first value, and one request has no values."""
+    request = msgspec.structs.replace(sweep.request, **{field: sweep.values[0][0]})
+    return Sweep(request, sweep.values if sweep.size > 1 else ())
 
 
 @cache

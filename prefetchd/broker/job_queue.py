@@ -72,15 +72,20 @@ class JobQueue:
 
     def ask(self, key: Key, rank: RankState, priority: Priority, deadline: float | None = None) -> bool:
         """The rank asks for the key; False if nothing can be done for it (published, failed, no root)."""
-        roots = rank.roots(key.id[0])
-        if not roots or key.failed_in(roots) or key.published_in(roots):
+        if self.is_settled(key, rank):
             return False
+        roots = rank.roots(key.id[0])
         if deadline is not None:
             key.deadline = min(key.deadline, deadline)
         changed = key.asks.add(rank.name, priority)
         if self._add_roots(key, roots) or changed:
             self._advance(key, rank)
         return True
+
+    def is_settled(self, key: Key, rank: RankState) -> bool:
+        """Whether nothing can be done for the rank any more: published, failed, or no root to put it."""
+        roots = rank.roots(key.id[0])
+        return not roots or key.failed_in(roots) or key.published_in(roots)
 
     def move(self, key: Key, rank: RankState, old: Priority, new: Priority) -> None:
         """An ask of the rank changed its priority."""

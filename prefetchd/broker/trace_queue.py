@@ -98,12 +98,12 @@ class TraceQueue(Wants):
     ) -> Accepted:
         """Makes sure that each sweep is traced and its keys published, at this priority or better."""
         table = rank.group.table(provider)
-        bit, epoch, name = rank.account.bit, self._epoch, rank.name
+        name = rank.name
         new = known = refused = 0
         for sweep in sweeps:
             task = table.find(sweep)
             if task is None:
-                if not sweep.values and self._covered(table.covering(sweep.request), bit):
+                if not sweep.values and self._covered(table.covering(sweep.request), rank):
                     known += 1
                     continue
                 task = Task(next(self._ids), rank.group, provider, sweep)
@@ -113,11 +113,11 @@ class TraceQueue(Wants):
                 new += 1
             else:
                 known += 1
-                if task.done & bit and task.epoch == epoch:
-                    continue
                 want = task.wants.get(name)
                 if want is not None:
                     self._ask_again(task, rank, want, priority, deadline)
+                    continue
+                if self._is_done(task, rank):
                     continue
             self._want(task, rank, priority, deadline, now)
         self.asked_total += new + known + refused
@@ -258,7 +258,7 @@ class TraceQueue(Wants):
 
     def _serves(self, sweep: Task, name: Rank, want: Want) -> bool:
         """Whether the sweep is settled for the rank, or wanted by it as urgently as this."""
-        if sweep.done & self._ranks.attached[name].account.bit and sweep.epoch == self._epoch:
+        if self._is_done(sweep, self._ranks.attached[name]):
             return True
         other = sweep.wants.get(name)
         return other is not None and other.urgency <= want.urgency
@@ -296,7 +296,7 @@ class TraceQueue(Wants):
         task = table.find(sweep)
         if task is None:
             covering = [] if sweep.values else table.covering(sweep.request)
-            return "published" if self._covered(covering, rank.account.bit) else "unknown"
+            return "published" if self._covered(covering, rank) else "unknown"
         if task.state is TaskState.QUEUED:
             return "queued"
         if task.state is TaskState.TRACING:
@@ -304,7 +304,7 @@ class TraceQueue(Wants):
         if task.state is TaskState.LOST or task.failures:
             return "uncovered"
         if any(key.evicted for key in task.keys):
-            return "published" if self._covered([task], rank.account.bit) else "unknown"
+            return "published" if self._covered([task], rank) else "unknown"
         roots = [(key, rank.roots(key.id[0])) for key in task.keys]
         if any(not where for _, where in roots):
             return "uncovered"

@@ -106,15 +106,35 @@ class Wants:
             self._move(task, self._ranks.attached[name], want, Priority.UNIVERSE)
         return self._deadlines.next_at()
 
-    def _covered(self, tasks: list[Task], bit: int) -> bool:
+    def _covered(self, tasks: list[Task], rank: RankState) -> bool:
         """Whether a sweep that holds the request is settled for the rank, with nothing left uncovered."""
-        return any(task.done & bit and task.epoch == self._epoch and not task.failures for task in tasks)
+        return any(not task.failures and self._is_done(task, rank) for task in tasks)
+
+    def _is_done(self, task: Task, rank: RankState) -> bool:
+        """Whether every key of the task is settled for the rank; what was invalidated is looked at anew.
+
+        Nobody asks again for a universe that was settled once, and all that batches plan is answered by it.
+        """
+        self._renew(task)
+        if task.done & rank.account.bit:
+            return True
+        if task.state is not TaskState.TRACED or rank.name in task.wants:
+            return False
+        bit = rank.account.bit
+        if not all(key.planned & bit and self._jobs.is_settled(key, rank) for key in task.keys):
+            # Not those of a rank that has not been told of them: what it planned is counted for each.
+            return False
+        task.done |= bit
+        return True
+
+    def _renew(self, task: Task) -> None:
+        if task.epoch != self._epoch:
+            task.done, task.epoch = 0, self._epoch
 
     def _want(
         self, task: Task, rank: RankState, priority: Priority, deadline: float | None, now: float
     ) -> None:
-        if task.epoch != self._epoch:
-            task.done, task.epoch = 0, self._epoch
+        self._renew(task)
         if task.state is TaskState.LOST:
             return
         if task.state is TaskState.TRACED and any(key.evicted for key in task.keys):

@@ -40,11 +40,14 @@ from prefetchd.protocol import (
     decode_sweeps,
     encode,
 )
+from prefetchd.sweeps import apart
 
 log = logging.getLogger("prefetchd.daemon")
 
 # DeepSeek-V3's largest sweep has 70,000 shapes; one of many more would hold a helper for hours.
 MAX_SWEEP = 1 << 20
+# A sweep of so few requests is what some batches need next, and planned as single ones.
+MAX_APART = 32
 
 _KEY_STATES = {
     "unknown": State.UNKNOWN,
@@ -53,6 +56,8 @@ _KEY_STATES = {
     "published": State.PUBLISHED,
     "failed": State.FAILED,
 }
+# A sweep is as far as the first of these among its requests.
+_LEAST_FAR = (State.UNKNOWN, State.QUEUED, State.COMPILING, State.FAILED, State.PUBLISHED)
 # From least to most that can be told of a key known to several engines.
 _FURTHEST = (State.UNKNOWN, State.FAILED, State.QUEUED, State.COMPILING, State.PUBLISHED)
 _REQUEST_STATES = {
@@ -172,7 +177,7 @@ class Reception:
         asks = [
             (provider, sweep)
             for provider, blob in plan.requests.items()
-            for sweep in node.allowed(peer, _bounded(decode_sweeps(blob)))
+            for sweep in apart(node.allowed(peer, _bounded(decode_sweeps(blob))), MAX_APART)
         ]
         deadline = now + plan.deadline_s if plan.deadline_s else None
         self._ask(peer, asks, Urgency(plan.priority), now, deadline)
@@ -211,13 +216,12 @@ class Reception:
         asks = []
         for provider, blob in query.requests.items():
             sweeps = _bounded(decode_sweeps(blob))
-            states[provider] = tuple(
-                _REQUEST_STATES[node.broker.request_state(peer.rank, provider, sweep)] for sweep in sweeps
-            )
+            states[provider] = tuple(self._request_state(peer.rank, provider, sweep) for sweep in sweeps)
             asks += [
-                (provider, sweep)
+                (provider, single)
                 for sweep, state in zip(sweeps, states[provider], strict=True)
                 if state is State.QUEUED
+                for single in apart((sweep,), MAX_APART)
             ]
         if asks and query.priority is not None:
             deadline = now + query.deadline_s if query.deadline_s else None
@@ -228,6 +232,15 @@ class Reception:
         token = OpenQuery(peer.identity, query.id, states)
         until = now + query.deadline_s if query.priority is not None and query.deadline_s else None
         node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
+
+    def _request_state(self, rank: str, provider: str, sweep: Sweep) -> State:
+        """Of a sweep that was planned apart, the state of the request that is least far."""
+        broker = self._node.broker
+        parts = (sweep, *apart((sweep,), MAX_APART)) if sweep.values else (sweep,)
+        whole, *singles = (_REQUEST_STATES[broker.request_state(rank, provider, part)] for part in parts)
+        if whole is not State.UNKNOWN or not singles:
+            return whole
+        return next(state for state in _LEAST_FAR if state in singles)
 
     def _states_anywhere(self, query: Query) -> tuple[State, ...]:
         """To a tool, which has no directories of its own: how far a key is for the best-off engine."""
@@ -288,8 +301,6 @@ class Reception:
 def _bounded(sweeps: list[Sweep]) -> list[Sweep]:
     """Raises `MalformedRequest` for a sweep that no model can need."""
     for sweep in sweeps:
-        # Not len(): a range beyond the machine's integers has none.
-        size = sum((stop - start) // step + 1 for start, stop, step in sweep.values)
-        if size > MAX_SWEEP:
-            raise MalformedRequest(f"a sweep of {size} shapes; at most {MAX_SWEEP} are traced as one")
+        if sweep.size > MAX_SWEEP:
+            raise MalformedRequest(f"a sweep of {sweep.size} shapes; at most {MAX_SWEEP} are traced as one")
     return sweeps

@@ -208,6 +208,36 @@ def test_a_request_inside_a_published_sweep_needs_no_trace_of_its_own(world: Wor
     assert world.state("r0", gemm(17)) == "published"
 
 
+def test_a_settled_sweep_answers_for_its_requests_after_another_rank_came(world: World) -> None:
+    world.plan("r0", gemms(1, 64), priority=Priority.UNIVERSE)
+    world.settle()
+    # What was settled is in doubt then, and nobody asks for the sweep again.
+    world.attach("r1", "/other")
+
+    world.plan("r0", gemm(17))
+
+    assert world.trace() == []
+    assert world.state("r0", gemm(17)) == "published"
+
+
+def test_a_sweep_that_lost_a_variant_answers_for_its_requests_once_it_is_back(
+    world: World,
+) -> None:
+    world.plan("r0", gemms(1, 64), priority=Priority.UNIVERSE)
+    world.settle()
+    world.disk.remove((key_of(17), "/cache"))
+    world.broker.query("r0", "token", [key_of(17)], world.now)
+    world.look()
+
+    world.plan("r0", gemm(17))
+
+    assert world.state("r0", gemm(17)) == "queued"
+    world.settle()
+    world.plan("r0", gemm(18))
+    assert world.trace() == []
+    assert world.state("r0", gemm(18)) == "published"
+
+
 def test_a_request_inside_a_sweep_that_is_still_open_is_traced_alone_and_goes_first(world: World) -> None:
     world.to_compile("r0", gemms(1, 64), priority=Priority.UNIVERSE)
 

@@ -25,6 +25,7 @@ from prefetchd.protocol import (
     spans,
     sweeps,
 )
+from prefetchd.sweeps import apart
 
 DENSE = {"op": "fp8_gemm_nt", "m": 129, "n": 2112, "k": 7168}
 
@@ -143,6 +144,22 @@ class TestSweeps:
         assert Sweep(kind(m=3, n=1, k=2, scale_layout="rows")).label() == (
             "fp8_gemm_nt m=3 n=1 k=2 scale_layout=rows"
         )
+
+    def test_one_request_has_one_form(self) -> None:
+        kind = REQUEST_TYPES["fp8_gemm_nt"]
+        single = Sweep(kind(m=7, n=64, k=64))
+        assert sweeps([single.request]) == [single]
+        assert decode_sweeps(encode_sweeps([Sweep(kind(m=1, n=64, k=64), ((7, 8, 1),))])) == [single]
+
+    def test_few_requests_are_taken_apart_and_many_are_not(self) -> None:
+        kind = REQUEST_TYPES["fp8_gemm_nt"]
+        few, single = sweeps(kind(m=m, n=64, k=64) for m in (2, 3, 9)), Sweep(kind(m=1, n=1, k=1))
+        larger = sweeps(kind(m=m, n=256, k=64) for m in range(1, 5))
+        assert list(apart([*few, *larger, single], 3)) == [
+            *(Sweep(kind(m=m, n=64, k=64)) for m in (2, 3, 9)),
+            *larger,
+            single,
+        ]
 
     def test_unknown_requests_are_sweeps_of_one(self) -> None:
         request = request_from_fields({"op": "new", "x": 1})

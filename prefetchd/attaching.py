@@ -55,7 +55,7 @@ class Handle:
         self.reason = reason
         # What the daemon was told of the model, and the families that serve it.
         self.profile: Profile | None = None
-        self.state_slots = 0
+        self.max_tokens = self.state_slots = 0
         self.families: dict[str, Provider] = {}
 
     @property
@@ -75,10 +75,8 @@ class Handle:
         if self.client is None or (self.profile, self.state_slots) == (profile, slots):
             return
         planned = with_state_pool(profile, slots)
-        self.profile, self.state_slots, self.families = profile, slots, _families(planned, providers)
-        if self._introduction is not None and self._introduction.state_slots != slots:
-            self._introduction.state_slots = slots
-            self.client.refresh()
+        self.profile, self.max_tokens, self.families = profile, max_tokens, _families(planned, providers)
+        self._say_state_slots(self.client, slots)
         limits = _Limits(self.client, max_tokens)
         self.planner = Planner(planned, self.families, self.client, limits) if self.families else None
         if self.families:
@@ -86,6 +84,26 @@ class Handle:
                 profile=encode_profile(profile), providers=tuple(self.families), max_tokens=max_tokens
             )
             self.client.universe(universe)
+
+    def use_state_slots(self, slots: int) -> None:
+        """The size of the engine's pool of states, from an engine that knows it later than its profile.
+
+        Planned anew only where a kernel of the profile depends on it. Raises what a provider raises.
+        """
+        if self.client is None or slots == self.state_slots:
+            return
+        if self.profile is not None and with_state_pool(self.profile, slots) != with_state_pool(
+            self.profile, self.state_slots
+        ):
+            self.use_profile(self.profile, self.max_tokens, tuple(self.families), state_slots=slots)
+        else:
+            self._say_state_slots(self.client, slots)
+
+    def _say_state_slots(self, client: Client, slots: int) -> None:
+        self.state_slots = slots
+        if self._introduction is not None and self._introduction.state_slots != slots:
+            self._introduction.state_slots = slots
+            client.refresh()
 
     def on_schedule(self, batch: Batch) -> None:
         """Tells what the next step will run; see `Planner`."""

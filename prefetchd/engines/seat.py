@@ -50,6 +50,16 @@ class Seat:
         if (handle := self.handle) is not None and not self._named:
             handle.use_profile(profile, max_tokens)
 
+    def tell_state_slots(self, count: Callable[[], int]) -> None:
+        """How many states the engine's pool holds, once it is made; 0 where it has none. Raises nothing."""
+        if (handle := self.handle) is None:
+            return
+        try:
+            if slots := count():
+                handle.use_state_slots(slots)
+        except Exception as error:
+            self.guard.caught("reading the size of the pool of states", error)
+
     def refresh(self) -> None:
         """The engine has come to a point where its cache directories may have moved."""
         if (handle := self.handle) is not None and handle.client is not None:

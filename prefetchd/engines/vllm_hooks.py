@@ -22,7 +22,7 @@ from prefetchd.baking.order import read_order
 from prefetchd.engines.hooks import NotFound, when_imported, wrap
 from prefetchd.engines.seat import Seat
 from prefetchd.engines.vllm_batch import batch_of
-from prefetchd.engines.vllm_profile import profile_of_config, with_modules
+from prefetchd.engines.vllm_profile import profile_of_config, state_slots, with_modules
 from prefetchd.engines.vllm_warmup import skipping
 from prefetchd.profiles import Profile
 
@@ -91,7 +91,10 @@ def _name_deep_gemm_cache() -> None:
 
 def _hook_worker(module: ModuleType) -> None:
     wrap(module.Worker, "load_model", _around_load)
+    wrap(module.Worker, "initialize_from_config", _around_caches)
     wrap(module.Worker, "compile_or_warm_up_model", _around_warmup)
+    # The passes alone: what follows them sizes buffers as well, and is never left out.
+    wrap(module, "kernel_warmup", _around_passes)
 
 
 def _hook_unknown_worker(module: ModuleType) -> None:
@@ -117,11 +120,13 @@ def _around_load(original: Callable[..., Any], worker: Any, *args: Any, **kwargs
 def _attach_worker(worker: Any) -> Profile | None:
     try:
         profile = profile_of_config(worker.vllm_config)
+        parallel = worker.parallel_config
         seat.take(
             profile,
             engine="vllm",
-            rank=worker.rank,
-            world=worker.parallel_config.world_size,
+            # As vLLM counts them for torch: a replica's workers come after those of the replica before.
+            rank=parallel.data_parallel_rank * parallel.world_size + worker.rank,
+            world=parallel.data_parallel_size * parallel.world_size,
             device=worker.device.index or 0,
             max_tokens=_max_tokens(worker.vllm_config),
             or_observe=True,
@@ -140,13 +145,23 @@ def _around_unknown_load(original: Callable[..., Any], worker: Any, *args: Any, 
     return original(worker, *args, **kwargs)
 
 
+def _around_caches(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    result = original(worker, *args, **kwargs)
+    seat.tell_state_slots(lambda: state_slots(worker.model_runner.kv_cache_config))
+    return result
+
+
 def _around_warmup(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
     # By then Inductor has chosen its directories, and moves Triton's below them.
     seat.refresh()
-    with skipping(worker, seat):
-        result = original(worker, *args, **kwargs)
+    result = original(worker, *args, **kwargs)
     seat.refresh()
     return result
+
+
+def _around_passes(original: Callable[..., Any], worker: Any, *args: Any, **kwargs: Any) -> Any:
+    with skipping(worker, seat):
+        return original(worker, *args, **kwargs)
 
 
 def _around_core(original: Callable[..., Any], core: Any, *args: Any, **kwargs: Any) -> Any:
@@ -154,6 +169,7 @@ def _around_core(original: Callable[..., Any], core: Any, *args: Any, **kwargs: 
     try:
         if seat.handle is None:
             _attach_core(core)
+            seat.tell_state_slots(lambda: state_slots(core.scheduler.kv_cache_config))
         wrap(core.scheduler, "schedule", _around_schedule)
     except Exception as error:
         seat.guard.caught("following the scheduler", error)

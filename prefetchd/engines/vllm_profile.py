@@ -56,12 +56,34 @@ def profile_of_config(config: Any) -> Profile:
     )
 
 
+def state_slots(caches: Any) -> int:
+    """How many recurrent states a `KVCacheConfig` has room for; 0 for a model that keeps none.
+
+    A layer's states are one tensor with a place for each block, whatever other layers keep in the others.
+    """
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    for group in caches.kv_cache_groups:
+        # A group of several sizes holds the specification of each layer.
+        specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
+        if any(isinstance(spec, MambaSpec) for spec in specs.values()):
+            return int(caches.num_blocks)
+    return 0
+
+
 def with_modules(profile: Profile, model: Any, max_tokens: int) -> Profile:
     """The same with exactly those matrix products that the built model gives to DeepGEMM."""
     runners = _expert_runners(model)
     gemms = _merged([*_linears(model), *_experts(runners, max_tokens * profile.dp)])
     top_k = max((runner.routed_experts.top_k for runner in runners), default=0)
     return msgspec.structs.replace(profile, gemms=gemms, top_k=top_k or profile.top_k)
+
+
+def has_other_products(model: Any) -> bool:
+    """Whether vLLM's DeepGEMM pass would make kernels that no site of ours names."""
+    from vllm.model_executor.warmup import deep_gemm_warmup as warmup
+
+    return any(warmup._mega_moe_may_use_deep_gemm(module) for module in model.modules())
 
 
 def _linears(model: Any) -> Iterator[GemmSite]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -38,8 +40,26 @@ def prefill(**lengths: int) -> SchedulerOutput:
     return SchedulerOutput(dict(lengths), [NewRequest(name) for name in lengths])
 
 
+class MambaSpec:
+    """Of layers that keep a state."""
+
+
+class LayerSpecs:
+    """Of a group whose layers differ in size."""
+
+    def __init__(self, *specs: Any) -> None:
+        self.kv_cache_specs = {str(number): spec for number, spec in enumerate(specs)}
+
+
+def caches(blocks: int, *specs: Any) -> Any:
+    """What the plug-in reads of a `KVCacheConfig`."""
+    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
+    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups)
+
+
 class Scheduler:
     def __init__(self) -> None:
+        self.kv_cache_config = caches(7, object(), MambaSpec())
         self.outputs = [prefill(a=64), prefill(b=3)]
 
     def schedule(self) -> SchedulerOutput:
@@ -53,20 +73,36 @@ class Worker:
         self.vllm_config = config
         self.parallel_config, self.scheduler_config = config.parallel_config, config.scheduler_config
         self.device = SimpleNamespace(index=1)
+        self.model_runner = SimpleNamespace()
         self.done: list[str] = []
 
     def load_model(self, *, load_dummy_weights: bool = False) -> str:
         self.done.append(f"load dummy={load_dummy_weights}")
         return "loaded"
 
-    def compile_or_warm_up_model(self) -> str:
-        import os
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        self.model_runner.kv_cache_config = kv_cache_config
 
-        self.done.append(f"warm-up {os.environ.get('VLLM_DEEP_GEMM_WARMUP', 'on')}")
+    def compile_or_warm_up_model(self) -> str:
+        sys.modules["vllm.v1.worker.gpu_worker"].kernel_warmup(self)
+        if self.vllm_config.kernel_config.enable_jit_warmup:
+            self.done.append("buffers sized")
+        self._maybe_activate_jit_monitor()
         return "warm"
+
+    def _maybe_activate_jit_monitor(self) -> None:
+        self.done.append("monitor")
 
     def get_model(self) -> Any:
         return SimpleNamespace(named_modules=lambda: iter(()), modules=lambda: iter(()))
+
+
+def kernel_warmup(worker: Any) -> None:
+    """The passes, as far as the plug-in has to do with them."""
+    if worker.vllm_config.kernel_config.enable_jit_warmup:
+        worker.done.append("jit pass")
+        worker.jit_pass()
+    worker.done.append(f"deep_gemm {sys.modules['vllm.envs'].VLLM_DEEP_GEMM_WARMUP}")
 
 
 class EngineCore:
@@ -90,6 +126,7 @@ def config_of(fields: dict[str, Any], **parallel: Any) -> Any:
         parallel_config=SimpleNamespace(enable_expert_parallel=False, **{**sizes, **parallel}),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=512),
         kernel_config=SimpleNamespace(enable_jit_warmup=False),
+        observability_config=SimpleNamespace(jit_monitor_mode="warn"),
         compute_hash=lambda: "hash",
         model_config=SimpleNamespace(
             hf_config=HfConfig(fields),
@@ -110,6 +147,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, without: str = "") -> tuple[Modu
             "vllm.v1",
             "vllm.v1.engine",
             "vllm.v1.engine.core",
+            "vllm.v1.kv_cache_interface",
             "vllm.v1.worker",
             "vllm.v1.worker.gpu_worker",
             "vllm.model_executor",
@@ -122,12 +160,20 @@ def install(monkeypatch: pytest.MonkeyPatch, *, without: str = "") -> tuple[Modu
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(modules[parent], child, module)
-    modules["vllm.envs"].VLLM_CACHE_ROOT = "/caches/vllm"  # type: ignore[attr-defined]
+    envs: Any = modules["vllm.envs"]
+    envs.VLLM_CACHE_ROOT = "/caches/vllm"
+    # Read once and kept, as in each worker that is a process of its own.
+    envs.__getattr__ = functools.cache(lambda name: os.environ.get(name, "full"))
+    assert envs.VLLM_DEEP_GEMM_WARMUP
+    modules["vllm.v1.kv_cache_interface"].MambaSpec = MambaSpec  # type: ignore[attr-defined]
     warmup: Any = modules["vllm.model_executor.warmup.deep_gemm_warmup"]
     warmup._deep_gemm_linear_data = lambda module: None
     warmup._fused_moe_grouped_gemm_may_use_deep_gemm = lambda module: False
+    warmup._mega_moe_may_use_deep_gemm = lambda module: False
     worker, core = modules["vllm.v1.worker.gpu_worker"], modules["vllm.v1.engine.core"]
     methods = {name: value for name, value in vars(Worker).items() if name != without}
     worker.Worker = type("Worker", (), methods)  # type: ignore[attr-defined]
+    if without != "kernel_warmup":
+        worker.kernel_warmup = kernel_warmup  # type: ignore[attr-defined]
     core.EngineCore = type("EngineCore", (), dict(vars(EngineCore)))  # type: ignore[attr-defined]
     return worker, core

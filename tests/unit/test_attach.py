@@ -122,6 +122,37 @@ def test_a_pool_that_is_known_later_is_said_in_a_hello_of_its_own_and_planned_wi
     handle.close()
 
 
+def test_pool_is_said_later_by_an_engine_that_knows_only_its_size(
+    environment: dict[str, str], daemon: FakeDaemon
+) -> None:
+    handle = prefetchd.attach(
+        POOLS, target=H200, max_tokens=256, providers=["kda_cute"], environment=environment
+    )
+    daemon.next(Universe)
+
+    handle.use_state_slots(9)
+
+    assert daemon.next(Hello).state_slots == 9
+    assert daemon.next(Universe).max_tokens == 256
+    handle.on_schedule(DECODES)
+    assert pools_asked(daemon) == {9}
+    handle.close()
+
+
+def test_pool_on_which_no_kernel_depends_is_said_and_nothing_planned_anew(
+    environment: dict[str, str], daemon: FakeDaemon
+) -> None:
+    handle = prefetchd.attach(PROFILE, target=H200, max_tokens=256, environment=environment)
+    daemon.next(Universe)
+    planner = handle.planner
+
+    handle.use_state_slots(9)
+
+    assert daemon.next(Hello).state_slots == 9
+    assert handle.planner is planner
+    handle.close()
+
+
 def test_profile_file_and_target_of_the_settings_are_used(
     environment: dict[str, str], daemon: FakeDaemon, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_vllm
@@ -35,12 +36,16 @@ class Attached(Handle):
         super().__init__()
         self.batches: list[Batch] = []
         self.profiles: list[Profile] = []
+        self.slots: list[int] = []
 
     def on_schedule(self, batch: Batch) -> None:
         self.batches.append(batch)
 
     def use_profile(self, profile: Profile, max_tokens: int, providers: Any = ()) -> None:
         self.profiles.append(profile)
+
+    def use_state_slots(self, slots: int) -> None:
+        self.slots.append(slots)
 
 
 class Attaching:
@@ -89,6 +94,81 @@ def test_worker_attaches_with_its_rank_and_device_before_it_loads(
     assert profile is not None
     assert (profile.model, profile.tp, profile.quantization) == ("tiny", 2, "fp8")
     assert worker.done == ["load dummy=True"]
+
+
+def test_workers_of_a_replica_come_after_those_of_the_replica_before(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+) -> None:
+    """Each worker is a process of its own, and says where it stands among all of them."""
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+    parallel = {"tensor_parallel_size": 4, "world_size": 4, "data_parallel_size": 2, "data_parallel_rank": 1}
+
+    worker_module.Worker(config_of(DEEPSEEK, **parallel)).load_model()
+
+    ((profile, how),) = attaching.asked
+    assert (how["rank"], how["world"]) == (4 + 2, 8)
+    assert profile is not None
+    assert (profile.tp, profile.dp) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("specs", "told"),
+    [
+        ((object(), fake_vllm.MambaSpec()), [512]),
+        ((fake_vllm.LayerSpecs(object(), fake_vllm.MambaSpec()),), [512]),
+        ((object(), fake_vllm.LayerSpecs(object())), []),
+    ],
+    ids=["states", "states of several sizes", "attention alone"],
+)
+def test_worker_tells_how_many_states_its_pool_holds_once_it_is_divided(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object, specs: Any, told: list[int]
+) -> None:
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+    worker = worker_module.Worker(config_of(KIMI))
+    worker.load_model()
+    assert attaching.handles[0].slots == []
+
+    worker.initialize_from_config(fake_vllm.caches(512, *specs))
+
+    assert attaching.handles[0].slots == told
+
+
+def test_caches_that_cannot_be_read_are_the_engines_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+) -> None:
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+    worker = worker_module.Worker(config_of(KIMI))
+    worker.load_model()
+    caches = object()
+
+    worker.initialize_from_config(caches)
+
+    assert worker.model_runner.kv_cache_config is caches
+    assert vllm_hooks.seat.guard.errors == 1
+
+
+def test_directories_that_inductor_has_moved_are_told_before_and_after_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+) -> None:
+    told: list[str] = []
+    client = SimpleNamespace(refresh=lambda: told.append(os.environ["TRITON_CACHE_DIR"]))
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+    worker = worker_module.Worker(config_of(KIMI))
+    worker.load_model()
+    attaching.handles[0].client = client  # type: ignore[assignment]
+
+    def moving(worker: Any) -> None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", "/moved/again")
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/moved")
+    monkeypatch.setattr(worker_module.Worker, "_maybe_activate_jit_monitor", moving)
+    worker.compile_or_warm_up_model()
+
+    assert told == ["/moved", "/moved/again"]
 
 
 def test_built_modules_decide_which_products_are_planned(
@@ -143,6 +223,8 @@ def test_core_without_a_worker_attaches_by_itself(
     ((_, how),) = attaching.asked
     assert (how["engine"], how["rank"], how["world"]) == ("vllm-scheduler", 3, 4)
     assert len(attaching.handles[0].batches) == 1
+    # It plans what the pool's size decides as its workers do.
+    assert attaching.handles[0].slots == [7]
 
 
 def test_plug_in_that_is_loaded_twice_hooks_once(

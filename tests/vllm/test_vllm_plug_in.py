@@ -21,7 +21,13 @@ if find_spec("vllm") is not None:
 SCRIPT = Path(__file__).with_name("vllm_import.py")
 # What importing vLLM may cost more with the plug-in installed.
 MOST_S = 0.005
-HOOKED = ["EngineCore.__init__", "Worker.load_model", "Worker.compile_or_warm_up_model"]
+HOOKED = [
+    "EngineCore.__init__",
+    "Worker.load_model",
+    "Worker.initialize_from_config",
+    "Worker.compile_or_warm_up_model",
+    "kernel_warmup",
+]
 
 
 def imported(place: Place, **variables: str) -> Any:

@@ -20,9 +20,15 @@ def main() -> None:
 
     load_general_plugins()
     from vllm.v1.engine.core import EngineCore
-    from vllm.v1.worker.gpu_worker import Worker
+    from vllm.v1.worker.gpu_worker import Worker, kernel_warmup
 
-    methods = (EngineCore.__init__, Worker.load_model, Worker.compile_or_warm_up_model)
+    methods = (
+        EngineCore.__init__,
+        Worker.load_model,
+        Worker.initialize_from_config,
+        Worker.compile_or_warm_up_model,
+        kernel_warmup,
+    )
     hooked = [method.__qualname__ for method in methods if hasattr(method, "_prefetchd_wrapped")]
     print(json.dumps({"seconds": seconds, "ours": ours, "hooked": hooked}))
 

@@ -87,8 +87,8 @@ class Place:
         (root / "run").mkdir(parents=True, mode=0o700)
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """Nothing of the user's but what a compiler needs."""
-        kept = {name: os.environ[name] for name in ("PATH", "CUDA_HOME") if name in os.environ}
+        """Nothing of the user's but what a compiler needs, and where this prefetchd is."""
+        kept = {name: os.environ[name] for name in ("PATH", "CUDA_HOME", "PYTHONPATH") if name in os.environ}
         return {
             **kept,
             **VARIABLES,

@@ -89,8 +89,10 @@ class Daemon:
             universe=attaching.universe,
             stats=self._figures.message,
             pump=self._works.pump,
+            sooner=self._wake,
         )
-        self._end = asyncio.Event()
+        self._ending = False
+        self._woken = asyncio.Event()
         self._asked_to_end = 0
         self._idle_since: float | None = None
 
@@ -168,7 +170,8 @@ class Daemon:
     def end(self) -> None:
         """Ends `run`; asked a second time it no longer waits for what runs."""
         self._asked_to_end += 1
-        self._end.set()
+        self._ending = True
+        self._wake()
         if self._asked_to_end > 1:
             # Whoever asks twice does not want to wait for compiles.
             for task in self._tasks:
@@ -179,7 +182,7 @@ class Daemon:
     async def _serve(self) -> None:
         node = self._node
         next_round = node.clock()
-        while not self._end.is_set():
+        while not self._ending:
             now = due = node.clock()
             try:
                 due = node.broker.tick(now)
@@ -196,7 +199,12 @@ class Daemon:
                 log.exception("a round of the daemon failed")
             pause = max(min(due, next_round) - node.clock(), SHORTEST_SLEEP_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._end.wait(), pause)
+                await asyncio.wait_for(self._woken.wait(), pause)
+            self._woken.clear()
+
+    def _wake(self) -> None:
+        """Has `_serve` ask again how long it may sleep."""
+        self._woken.set()
 
     def _keep_house(self, now: float, *, late: bool) -> None:
         node = self._node
@@ -236,7 +244,7 @@ class Daemon:
             self._idle_since = now
         elif now - self._idle_since >= limit:
             log.info("nobody has been here for %.0f s: ending", limit)
-            self._end.set()
+            self._ending = True
 
     # Helpers.
 

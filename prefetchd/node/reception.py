@@ -72,7 +72,10 @@ _REQUEST_STATES = {
 
 
 class Reception:
-    """Hears the doors. `attach` handles a hello, `universe` a profile, `stats` gives the figures."""
+    """Hears the doors. `attach` handles a hello, `universe` a profile, `stats` gives the figures.
+
+    `sooner` is called when the broker has a date that may lie before the one the daemon sleeps until.
+    """
 
     def __init__(
         self,
@@ -82,12 +85,14 @@ class Reception:
         universe: Callable[[Peer, Universe], None],
         stats: Callable[[int], Stats],
         pump: Callable[[], None],
+        sooner: Callable[[], None],
     ) -> None:
         self._node = node
         self._attach = attach
         self._universe = universe
         self._stats = stats
         self._pump = pump
+        self._sooner = sooner
 
     def frame(self, door: Door, identity: bytes, frame: bytes) -> None:
         """See `Visitor`."""
@@ -232,6 +237,7 @@ class Reception:
         token = OpenQuery(peer.identity, query.id, states)
         until = now + query.deadline_s if query.priority is not None and query.deadline_s else None
         node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
+        self._sooner()
 
     def _request_state(self, rank: str, provider: str, sweep: Sweep) -> State:
         """Of a sweep that was planned apart, the state of the request that is least far."""

@@ -18,7 +18,7 @@ from prefetchd.engines.hooks import NotFound, when_imported, wrap
 from prefetchd.engines.profile import Engine, engine_profile
 from prefetchd.engines.seat import Seat
 from prefetchd.engines.sglang_batch import batch_of
-from prefetchd.profiles import Profile
+from prefetchd.engines.sglang_settings import drafts_of, started_as, state_slots
 
 log = logging.getLogger("prefetchd")
 
@@ -35,8 +35,8 @@ SGLANG = Engine(
         ),
     },
 )
-# SGLang's own limit where the user has set none: it prefills in chunks of this.
-USUAL_CHUNK = 8192
+# Where a rank has made its pools: whichever of these the release has.
+POOLS_MADE = ("init_memory_pools", "init_model_worker")
 
 seat = Seat(attach)
 
@@ -65,64 +65,48 @@ def _hook_scheduler(module: ModuleType) -> None:
         _attach(module, scheduler)
         return result
 
+    def around_pools(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scheduler, *args, **kwargs)
+        seat.tell_state_slots(lambda: state_slots(scheduler))
+        return result
+
     def around_run(
         original: Callable[..., Any], scheduler: Any, batch: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        seat.scheduled(lambda one: batch_of(one, _drafts(scheduler)), batch)
+        seat.scheduled(lambda one: batch_of(one, drafts_of(module, scheduler)), batch)
         return original(scheduler, batch, *args, **kwargs)
 
     try:
         wrap(module.Scheduler, "init_model_config", around_config)
         wrap(module.Scheduler, "run_batch", around_run)
+        made = [name for name in POOLS_MADE if hasattr(module.Scheduler, name)]
+        wrap(module.Scheduler, made[0] if made else POOLS_MADE[0], around_pools)
     except NotFound as missing:
-        log.warning("prefetchd: this SGLang has no %s: it goes on without plans; update prefetchd", missing)
+        log.warning(
+            "prefetchd: this SGLang has no %s: it goes on without what that tells; update prefetchd", missing
+        )
     except Exception as error:
         seat.guard.caught("hooking SGLang's scheduler", error)
 
 
 def _attach(module: ModuleType, scheduler: Any) -> None:
     try:
-        arguments = scheduler.server_args
-        rank, device = _place(module, scheduler)
+        started = started_as(module, scheduler)
         seat.take(
-            profile_of(scheduler.model_config, arguments),
+            engine_profile(
+                dict(scheduler.model_config.hf_config.to_dict()),
+                started.model,
+                SGLANG,
+                tp=started.tp,
+                ep=started.ep,
+                dp=started.dp,
+            ),
             engine="sglang",
-            rank=rank,
-            world=int(arguments.tp_size) * int(getattr(arguments, "pp_size", 1) or 1),
-            device=device,
-            max_tokens=_max_tokens(arguments),
+            rank=started.rank,
+            world=started.world,
+            device=started.device,
+            max_tokens=started.max_tokens,
             or_observe=True,
         )
     except Exception as error:
         seat.guard.caught("attaching a scheduler", error)
-
-
-def _place(module: ModuleType, scheduler: Any) -> tuple[int, int]:
-    """Rank and device: of the process's context where the release has one, of the scheduler before."""
-    parallel, device = getattr(module, "get_parallel", None), getattr(module, "get_device", None)
-    if parallel is not None and device is not None:
-        return int(parallel().tp_rank), int(device().gpu_id)
-    return int(scheduler.tp_rank), int(scheduler.gpu_id)
-
-
-def profile_of(model: Any, arguments: Any) -> Profile:
-    """The profile of a `ModelConfig` and `ServerArgs`."""
-    fields = dict(model.hf_config.to_dict())
-    return engine_profile(
-        fields,
-        str(getattr(arguments, "served_model_name", None) or arguments.model_path),
-        SGLANG,
-        tp=int(arguments.tp_size),
-        ep=int(getattr(arguments, "ep_size", 1) or 1),
-        dp=int(getattr(arguments, "dp_size", 1) or 1),
-    )
-
-
-def _max_tokens(arguments: Any) -> int:
-    chunk = int(getattr(arguments, "chunked_prefill_size", 0) or 0)
-    return chunk if chunk > 0 else int(getattr(arguments, "max_prefill_tokens", 0) or USUAL_CHUNK)
-
-
-def _drafts(scheduler: Any) -> int:
-    """Beside the token that each request decodes anyway."""
-    return max(int(getattr(scheduler.server_args, "speculative_num_draft_tokens", 0) or 0) - 1, 0)

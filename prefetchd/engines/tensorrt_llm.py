@@ -1,8 +1,8 @@
-"""TensorRT-LLM's executor has no plug-ins: two calls that its maintainers, or a user's patch, put there.
+"""TensorRT-LLM's executor has no plug-ins: three calls that its maintainers, or a user's patch, put there.
 
-`attach_executor` once, in each rank's process and before the model is built; `on_batch` in the executor's
-loop, right after a batch was scheduled (`docs/tensorrt-llm.md` says where). Both raise nothing, and cost next
-to nothing unless `PREFETCHD` is set. The subtle rule: a request that prefills in chunks says how long this
+`attach_executor` once, in each rank's process and before the model is built; `on_state_pool` when a model with
+recurrent states has its cache manager; `on_batch` in the executor's loop, right after a batch was scheduled
+(`docs/tensorrt-llm.md` says where). They raise nothing, and cost next to nothing unless `PREFETCHD` is set. The subtle rule: a request that prefills in chunks says how long this
 one is, and one that never was chunked says the rest of its prompt.
 """
 
@@ -48,6 +48,11 @@ def attach_executor(hf_config: Any, mapping: Any, *, device: int, max_num_tokens
     except Exception as error:
         seat.guard.caught("attaching an executor", error)
         return Handle(reason=str(error))
+
+
+def on_state_pool(slots: int) -> None:
+    """How many states the rank's cache manager has made room for. Raises nothing."""
+    seat.tell_state_slots(lambda: int(slots))
 
 
 def on_batch(scheduled: Any) -> None:

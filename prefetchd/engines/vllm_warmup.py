@@ -149,7 +149,7 @@ def _jit_pass(worker: Any, handle: Handle, settings: Settings, kernels: Any) -> 
     if is_covered(path, target, dict(os.environ)):
         log.warning(
             "prefetchd: every kernel that vLLM's warm-up of Triton kernels used last time is in the cache: "
-            "it is skipped, and with it vLLM's monitor of compiles, as vLLM does it without this pass; what is "
+            "it is skipped, and with it vLLM's monitor of compiles, as ever without this pass; what is "
             "compiled is in prefetchd's log (PREFETCHD_KEEP_WARMUP=1 keeps both)"
         )
         wrap(worker, "_maybe_activate_jit_monitor", _left_out)

@@ -63,6 +63,22 @@ def test_rank_attaches_with_what_its_mapping_says(monkeypatch: pytest.MonkeyPatc
     assert (how["rank"], how["world"], how["device"], how["max_tokens"]) == (5, 8, 5, 4096)
 
 
+def test_pool_of_states_is_told_once_the_rank_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = Handle()
+    told: list[int] = []
+    monkeypatch.setattr(handle, "use_state_slots", told.append)
+    monkeypatch.setattr(tensorrt_llm, "seat", Seat(lambda profile, **how: handle))
+    monkeypatch.setenv("PREFETCHD", "1")
+
+    tensorrt_llm.on_state_pool(64)
+    tensorrt_llm.attach_executor(DEEPSEEK, MAPPING, device=5, max_num_tokens=4096)
+    tensorrt_llm.on_state_pool(64)
+    tensorrt_llm.on_state_pool("many")  # type: ignore[arg-type]
+
+    assert told == [64]
+    assert tensorrt_llm.seat.guard.errors == 1
+
+
 def test_switched_off_it_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PREFETCHD", raising=False)
 

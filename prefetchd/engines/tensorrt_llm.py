@@ -1,9 +1,10 @@
 """TensorRT-LLM's executor has no plug-ins: three calls that its maintainers, or a user's patch, put there.
 
-`attach_executor` once, in each rank's process and before the model is built; `on_state_pool` when a model with
-recurrent states has its cache manager; `on_batch` in the executor's loop, right after a batch was scheduled
-(`docs/tensorrt-llm.md` says where). They raise nothing, and cost next to nothing unless `PREFETCHD` is set. The subtle rule: a request that prefills in chunks says how long this
-one is, and one that never was chunked says the rest of its prompt.
+`attach_executor` once, in each rank's process before the model is built; `on_state_pool` when a model with
+states has its cache manager; `on_batch` in the executor's loop, right after a batch was scheduled
+(`docs/tensorrt-llm.md` says where). They raise nothing, and cost next to nothing unless `PREFETCHD` is set.
+The subtle rule: a request that prefills in chunks says how long this one is, and one that never was chunked
+says the rest of its prompt.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _NOBITS = 8
 
 
-class NotACubin(ValueError):
+class NotAnElf(ValueError):
+    """The file is no complete ELF file; the text says what is wrong with it."""
+
+
+class NotACubin(NotAnElf):
     """The file is no complete cubin; the text says what is wrong with it."""
 
 
@@ -45,26 +49,36 @@ def cubin_architecture(path: Path) -> int:
 
 def parse_architecture(data: bytes) -> int:
     """As `cubin_architecture`, from the file's content."""
+    header = _header(data)
+    abi_version, machine, flags = header[5], header[7], header[12]
+    if machine != EM_CUDA:
+        raise NotACubin(f"its ELF machine is {machine}, not {EM_CUDA} (CUDA)")
+    _check_complete(data, header)
+    shift = 8 if abi_version >= FIRST_ABI_WITH_SHIFTED_ARCHITECTURE else 0
+    return int(flags >> shift & 0xFF)
+
+
+def check_library(path: Path) -> None:
+    """Raises `NotAnElf` unless the file is a complete ELF file of whatever machine, and `OSError`."""
+    data = path.read_bytes()
+    _check_complete(data, _header(data))
+
+
+def _header(data: bytes) -> tuple[int, ...]:
     if not data:
         raise NotACubin("the file is empty")
     if len(data) < _HEADER.size:
         raise NotACubin(f"{len(data)} bytes are less than an ELF header")
     header = _HEADER.unpack_from(data)
-    magic, elf_class, order, _, _, abi_version = header[:6]
-    machine, flags = header[7], header[12]
+    magic, elf_class, order = header[:3]
     if magic != b"\x7fELF" or elf_class != _CLASS_64 or order != _LITTLE_ENDIAN:
         raise NotACubin("it does not begin with a 64-bit ELF header")
-    if machine != EM_CUDA:
-        raise NotACubin(f"its ELF machine is {machine}, not {EM_CUDA} (CUDA)")
-    _check_complete(
-        data, program=(header[10], header[14], header[15]), section=(header[11], header[16], header[17])
-    )
-    shift = 8 if abi_version >= FIRST_ABI_WITH_SHIFTED_ARCHITECTURE else 0
-    return int(flags >> shift & 0xFF)
+    return header
 
 
-def _check_complete(data: bytes, *, program: tuple[int, int, int], section: tuple[int, int, int]) -> None:
-    """Every table of headers, given as (offset, entry size, count), and every section must lie within it."""
+def _check_complete(data: bytes, header: tuple[int, ...]) -> None:
+    """Every table of headers, which are (offset, entry size, count), and every section must lie within it."""
+    program, section = (header[10], header[14], header[15]), (header[11], header[16], header[17])
     for table, (offset, size, count) in (("program", program), ("section", section)):
         if offset + size * count > len(data):
             raise NotACubin(f"it is truncated: the {table} headers end beyond its {len(data)} bytes")

@@ -32,9 +32,9 @@ from prefetchd.progress import Progress
 from prefetchd.targets import Target
 
 # Those whose variants an engine names on the null device.
-COMPILERS = ("deep_jit", "triton")
+COMPILERS = ("deep_jit", "triton", "flashinfer_modules")
 NOT_BAKED = (
-    "not baked: what torch.compile makes (it is off in a bake), FlashInfer's own modules, and CuTe DSL "
+    "not baked: what torch.compile makes (it is off in a bake), and CuTe DSL "
     "kernels that have no cache on disk; the engine makes these when it is served"
 )
 

@@ -14,6 +14,7 @@ _CLASSES = {
     "triton": ("prefetchd.compilers.triton", "Triton"),
     "cute_dsl": ("prefetchd.compilers.cute_dsl", "CuteDsl"),
     "flashinfer_cute": ("prefetchd.compilers.cute_dsl_flashinfer", "FlashInferCute"),
+    "flashinfer_modules": ("prefetchd.compilers.flashinfer_modules", "FlashInferModules"),
     "quack_cute": ("prefetchd.compilers.cute_dsl_quack", "QuackCute"),
 }
 

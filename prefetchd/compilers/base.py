@@ -22,7 +22,7 @@ from prefetchd.targets import Target
 from prefetchd.winners import Given, Tuning
 
 # The fingerprint's fields that say where an engine's cache lies, which is no part of what is compiled.
-ROOT_FIELDS = frozenset({"deep_jit.roots", "triton.root"})
+ROOT_FIELDS = frozenset({"deep_jit.roots", "triton.root", "flashinfer_modules.root"})
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

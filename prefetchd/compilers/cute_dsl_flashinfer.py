@@ -31,6 +31,7 @@ from prefetchd.compilers.cute_dsl import allow_cuda_after_fork, pin_architecture
 from prefetchd.compilers.cute_dsl_modes import Miss, Reached, StandIn
 from prefetchd.compilers.cute_dsl_objects import check_architecture
 from prefetchd.compilers.cute_dsl_own_cache import Met, OwnCache, library_lock, link
+from prefetchd.compilers.flashinfer_place import BASE_VARIABLE, BELOW_BASE, base_directory
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE
 from prefetchd.cute.artifacts import Unloadable
 from prefetchd.cute.calls import Call, Undescribable, describe_current, perform
@@ -40,8 +41,6 @@ from prefetchd.shapelog import Record
 from prefetchd.store import publish_directory, quarantine
 from prefetchd.targets import Target
 
-BASE_VARIABLE = "FLASHINFER_WORKSPACE_BASE"
-BELOW_BASE = (".cache", "flashinfer")
 SPEC_MODULE = "flashinfer.jit.cute_dsl_core"
 META = "meta.json"
 
@@ -83,21 +82,7 @@ class FlashInferCute(OwnCache[Kernel]):
 
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
         super().__init__(target, environment)
-        named = environment.get(FLASHINFER_CACHE_VARIABLE)
-        base = environment.get(BASE_VARIABLE) or environment.get("HOME", "")
-        if named:
-            if Path(named).parts[-len(BELOW_BASE) :] != BELOW_BASE:
-                raise CompilerUnavailable(
-                    f"{FLASHINFER_CACHE_VARIABLE}={named} does not end in {'/'.join(BELOW_BASE)}, where "
-                    f"FlashInfer looks; set {BASE_VARIABLE} to the directory above, here and in the engine"
-                )
-            base = str(Path(named).parents[len(BELOW_BASE) - 1])
-        if not Path(base).is_absolute():
-            raise CompilerUnavailable(
-                f"{BASE_VARIABLE} or HOME is {base!r}; set {BASE_VARIABLE} to an absolute directory, here "
-                "and in the engine"
-            )
-        self._base = Path(base)
+        self._base = base_directory(environment)
         self._root = self._base.joinpath(*BELOW_BASE)
 
     def fingerprint(self) -> Mapping[str, str]:

@@ -43,12 +43,15 @@ EXIT_ENGINE_COMPILED = 86
 # Behind whatever the engine finalizes, which may compile.
 CLOSED_LAST = -1000
 # What their records are good for is in their fingerprint; one without it is replayed nowhere.
-COMPILERS = ("deep_jit", "triton", "cute_dsl", "flashinfer_cute", "quack_cute")
+COMPILERS = ("deep_jit", "triton", "cute_dsl", "flashinfer_cute", "flashinfer_modules", "quack_cute")
 # By the library's name: where its adaptor is.
 ADAPTORS = {
     "triton": ("prefetchd.observing.triton", "TritonAdaptor"),
     "cutlass": ("prefetchd.observing.cute_dsl", "CuteDslAdaptor"),
+    "flashinfer": ("prefetchd.observing.flashinfer_modules", "FlashInferAdaptor"),
 }
+# They start nvcc for what they build, by variables that may be named in the settings.
+STARTS_NVCC = ("flashinfer", "torch.utils.cpp_extension")
 
 
 class Adaptor(Protocol):
@@ -99,7 +102,7 @@ class Watch:
                 self._adapt(name, lambda: _adaptor(*ADAPTORS[name]))
             elif name.rpartition(".")[2] == "deep_gemm":
                 self._observe_deep_gemm(module)
-            elif self._settings.observe_nvcc:
+            if name in STARTS_NVCC and self._settings.observe_nvcc:
                 self._adapt("nvcc", self._nvcc_adaptor)
 
     def use(

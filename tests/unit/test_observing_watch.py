@@ -85,7 +85,7 @@ def test_an_adaptor_that_does_not_install_is_off_with_one_line(
 
 
 def test_a_library_that_only_starts_nvcc_is_left_alone_unless_that_is_asked_for(watch: Watch) -> None:
-    watch.library_imported(ModuleType("flashinfer"))
+    watch.library_imported(ModuleType("torch.utils.cpp_extension"))
 
     assert watch._adaptors == {}
 

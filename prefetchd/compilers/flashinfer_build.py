@@ -1,0 +1,121 @@
+"""Builds one module of FlashInfer's in a staging directory, and moves what was built to where it is used.
+
+The library's generator is called again and must describe the very module that was named; then ninja runs
+what it wrote, in an environment without the null device. The subtle rule: commands and logs name absolute
+paths, so a finished directory is rewritten for its final place (`ninja_logs`), and the sources that the
+generator wrote go there before it, never over existing ones. No input may be younger than the outputs: all of
+these get one time, taken when the sources are in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from prefetchd.compilers.base import CompilerUnavailable
+from prefetchd.compilers.flashinfer_calls import Module, generate
+from prefetchd.compilers.flashinfer_specs import elsewhere, embeds, library_directories, made, module_of
+from prefetchd.compilers.ninja_logs import MANIFEST, inputs_of, relocate
+from prefetchd.cores import usable_cores
+from prefetchd.cute.calls import Undescribable
+from prefetchd.jobs import compile_environment
+from prefetchd.null_device import guard
+
+JOBS_VARIABLE = "MAX_JOBS"
+GENERATED = "generated"
+
+
+def describe_again(module: Module, root: Path) -> Path:
+    """Has the library write build file and generated sources below `root`; where the module will lie there.
+
+    Raises `CompilerUnavailable` where it does not describe the module that was named.
+    """
+    if module.call is None:
+        raise CompilerUnavailable(f"{module.key}: {module.refused}")
+    own, _ = library_directories()
+    with elsewhere(root), made() as specs:
+        try:
+            generate(module.call)
+        except (Undescribable, ImportError, TypeError) as error:
+            raise CompilerUnavailable(f"{module.key}: it cannot be described again: {error}") from error
+        keys = [module_of(spec, own).key for spec in specs if not embeds(spec)]
+        if module.key not in keys:
+            raise CompilerUnavailable(
+                f"the engine builds {module.key}; the same call describes {', '.join(keys) or 'none'} here: "
+                "this is another FlashInfer, compiler or environment than the engine's"
+            )
+        spec = specs[keys.index(module.key)]
+        spec.write_ninja()
+        return Path(spec.build_dir)
+
+
+def build(ninja: str, directory: Path) -> None:
+    """Raises `subprocess.CalledProcessError` where a command failed; what it said was printed."""
+    subprocess.run(
+        [ninja, "-C", str(directory), "-f", str(directory / MANIFEST), "-j", str(parallel(os.environ))],
+        env=build_environment(os.environ), check=True,
+    )  # fmt: skip
+
+
+def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """A compile's, in which the linker finds a driver's library on a machine that has none."""
+    found = compile_environment(environment, Path(environment.get("TMPDIR", "/tmp")))
+    # Last: where there is a real one, or a stub of it, that is taken.
+    found["LIBRARY_PATH"] = ":".join(filter(None, (found.get("LIBRARY_PATH"), str(guard.LIBRARIES))))
+    return found
+
+
+def parallel(environment: Mapping[str, str]) -> int:
+    """Commands of one build at once: as the user tells the library, else a share of the machine."""
+    named = environment.get(JOBS_VARIABLE, "")
+    return int(named) if named.isdecimal() and int(named) else max(1, usable_cores() // 4)
+
+
+def move_sources(directory: Path, old: Path, new: Path) -> bool:
+    """The sources generated for a build, from one cache directory to another; False if others are there.
+
+    One that is there already with the same content stays, with its time. Raises `OSError`, `UnknownNinja`.
+    """
+    for source in generated_sources(directory, old):
+        final = new / source.relative_to(old)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        staged = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}")
+        shutil.copy2(source, staged)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(staged, final)
+        finally:
+            staged.unlink()
+        if final.read_bytes() != source.read_bytes():
+            return False
+    return True
+
+
+def generated_sources(directory: Path, root: Path) -> list[Path]:
+    """Files that a finished build has read and the library's generators have written below `root`."""
+    prefix = f"{root}/"
+    return [
+        path
+        for path in map(Path, inputs_of(directory))
+        if str(path).startswith(prefix) and path.relative_to(root).parts[2:3] == (GENERATED,)
+    ]
+
+
+def root_of(directory: Path) -> Path:
+    """The cache directory that a build was made for, from its own text. Raises `ValueError` for none."""
+    for line in (directory / MANIFEST).read_text().splitlines():
+        if line.startswith("default /"):
+            # version/architectures/cached_ops/module/library
+            return Path(line.removeprefix("default ")).parents[4]
+    raise ValueError(f"{directory / MANIFEST} names no library")
+
+
+def settle(ninja: str, directory: Path, old: Path, new: Path, environment: Mapping[str, str]) -> None:
+    """Makes a finished directory one for its final place. Raises `UnknownNinja`, `OSError`."""
+    relocate(ninja, directory, build_environment(environment), str(old), str(new), time.time_ns())

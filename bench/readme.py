@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tables import reports, rows
+from tables import engines, reports, rows
 from tables.markdown import UnknownPart, filled
 from tables.rows import Stored
 
@@ -23,6 +23,9 @@ PARTS = {
     "first-contact": reports.first_contact,
     "traffic-replay": reports.traffic_replay,
     "scaling": reports.scaling,
+    "vllm-starts": engines.vllm_starts,
+    "vllm-bakes": engines.vllm_bakes,
+    "vllm-scheduler": engines.vllm_scheduler,
 }
 
 

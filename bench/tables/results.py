@@ -24,7 +24,7 @@ from prefetchd.cores import usable_cores
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 PACKAGES = (
-    "prefetchd", "torch", "triton", "sgl-deep-gemm", "fla-core", "mamba-ssm", "pyzmq", "msgspec",
+    "prefetchd", "torch", "triton", "sgl-deep-gemm", "fla-core", "mamba-ssm", "vllm", "pyzmq", "msgspec",
 )  # fmt: skip
 
 Run = dict[str, Any]
@@ -87,11 +87,14 @@ def append(path: Path, *runs: Run) -> None:
         file.write('{"runs": [\n' + lines + "\n]}\n")
 
 
-def runs_of(path: Path, **wanted: Any) -> list[Run]:
-    """The measured runs of a file whose facts are these, the latest last; none when there is no file."""
+def runs_of(path: Path, *, null: bool = False, **wanted: Any) -> list[Run]:
+    """The measured runs of a file whose facts are these, the latest last; none when there is no file.
+
+    With `null` those on the null device instead, whose counts are true and whose times are the processor's.
+    """
     if not path.exists():
         return []
-    runs = [run for run in json.loads(path.read_text())["runs"] if not run["null"]]
+    runs = [run for run in json.loads(path.read_text())["runs"] if run["null"] is null]
     return [run for run in runs if all(run.get(name) == value for name, value in wanted.items())]
 
 

@@ -38,6 +38,11 @@ class Stored:
         runs = runs_of(self._folder / f"{name}.json", **wanted)
         return runs[-1] if runs else None
 
+    def latest_on_null(self, name: str, **wanted: Any) -> dict[str, Any] | None:
+        """The same of what ran on the null device."""
+        runs = runs_of(self._folder / f"{name}.json", null=True, **wanted)
+        return runs[-1] if runs else None
+
     def all(self, name: str, **wanted: Any) -> list[dict[str, Any]]:
         """Every measured run with these facts."""
         return runs_of(self._folder / f"{name}.json", **wanted)

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,6 +24,7 @@ pytestmark = [
 if find_spec("vllm") is not None:
     from vllm_engine import STEPS
     from vllm_place import Place, Served
+    from vllm_results import note_model, start_of
 
 MODELS = ("kimi-linear", "deepseek-v3-fp8")
 if os.environ.get("PREFETCHD_TEST_VLLM_ALL"):
@@ -33,11 +33,11 @@ if os.environ.get("PREFETCHD_TEST_VLLM_ALL"):
 
 @dataclass(frozen=True)
 class Run:
-    """A first start, the replay of what it compiled, and the second start."""
+    """A first start, the replay of what it compiled, and a second start; the caches are left as they are."""
 
     place: Place
     first: Served
-    replay: Any
+    replay_s: float
     second: Served
 
 
@@ -52,9 +52,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ru
             first = place.serve(daemon=False, VLLM_DEEP_GEMM_WARMUP="skip")
             # Only what is replayed may help the second start.
             place.forget_kernels()
-            replay = place.replay(1)
+            begun = time.perf_counter()
+            place.replay(1)
+            replay_s = round(time.perf_counter() - begun, 1)
             second = place.serve(daemon=False, VLLM_DEEP_GEMM_WARMUP="skip")
-            made[model] = Run(place, first, replay, second)
+            made[model] = Run(place, first, replay_s, second)
+            note_model("replay", place, cold=start_of(first), replay_s=replay_s, replayed=start_of(second))
         return made[model]
 
     yield get
@@ -70,9 +73,7 @@ def test_every_prompt_of_the_first_start_returns_and_its_compiles_are_logged(
 
     assert first.tokens == [STEPS] * 5
     assert first.compiles()
-    print(
-        f"{model}: first start {first.up_s} s, {len(first.compiles())} engine compiles, {first.cute} in CuTe"
-    )
+    print(f"{model}: first start {start_of(first)}")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -82,7 +83,7 @@ def test_start_after_the_replay_compiles_nothing(run: Callable[[str], Run], mode
     assert second.tokens == [STEPS] * 5
     assert second.compiles() == []
     assert second.new_entries == 0
-    print(f"{model}: replayed start {second.up_s} s, 0 engine compiles, {second.cute} in CuTe")
+    print(f"{model}: start {start_of(second)} after a replay of {run(model).replay_s} s")
 
 
 def test_warm_up_of_deep_gemm_is_skipped_where_the_daemon_vouches_for_it(run: Callable[[str], Run]) -> None:
@@ -96,8 +97,11 @@ def test_warm_up_of_deep_gemm_is_skipped_where_the_daemon_vouches_for_it(run: Ca
     assert third.compiles() == []
 
 
-def test_daemon_killed_while_serving_costs_nothing_and_the_next_one_catches_up(tmp_path: Path) -> None:
-    place = Place(tmp_path / "home", "kimi-linear")
+def test_daemon_killed_while_serving_costs_nothing_and_the_next_one_catches_up(
+    run: Callable[[str], Run], tmp_path: Path
+) -> None:
+    # Its kernels are there: what is watched is the daemon, which has to find that out twice.
+    place = run("kimi-linear").place
     with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
         # The engine's core in a process of its own, as `vllm serve` has it.
         serving = thread.submit(place.serve, PAUSE=str(tmp_path), VLLM_ENABLE_V1_MULTIPROCESSING="1")
@@ -123,10 +127,8 @@ def wait_until(condition: Callable[[], bool], serving: Future[Served]) -> None:
         time.sleep(0.1)
 
 
-def test_plug_in_changes_nothing_without_the_variable(tmp_path: Path) -> None:
-    place = Place(tmp_path / "off", "kimi-linear")
-
-    served = place.serve(daemon=False, PREFETCHD="0")
+def test_plug_in_changes_nothing_without_the_variable(run: Callable[[str], Run]) -> None:
+    served = run("kimi-linear").place.serve(daemon=False, PREFETCHD="0")
 
     assert served.tokens == [STEPS] * 5
     assert served.records == []

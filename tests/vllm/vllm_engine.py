@@ -2,7 +2,7 @@
 
     prefetchd run -- prefetchd null --target h200 -- python vllm_engine.py MODEL [NAME=VALUE ...]
 
-Further arguments are vLLM's own, as JSON values. With `PAUSE` in the environment, a directory, it waits after
+Further arguments are vLLM's own, as JSON values, in place of those below. With `PAUSE` in the environment, a directory, it waits after
 its second prompt: `paused` appears there, and `go` lets it go on.
 """
 
@@ -20,6 +20,15 @@ from typing import Any
 # Ragged, one chunk of 64, a single token, aligned, and one that is prefilled in two pieces.
 PROMPTS = (300, 64, 1, 128, 2500)
 STEPS = 4
+SETTINGS: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_model_len": 4096,
+    "max_num_batched_tokens": 2048,
+    "gpu_memory_utilization": 0.5,
+    "num_gpu_blocks_override": 512,
+}
 
 
 def answered(original: Callable[..., None]) -> Callable[..., None]:
@@ -48,17 +57,8 @@ def main(model: str, *options: str) -> None:
     from vllm.v1.engine.core import EngineCore
 
     EngineCore.__init__ = answered(EngineCore.__init__)  # type: ignore[method-assign]
-    llm = LLM(
-        model=model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        enforce_eager=True,
-        max_model_len=4096,
-        max_num_batched_tokens=2048,
-        gpu_memory_utilization=0.5,
-        num_gpu_blocks_override=512,
-        **{name: json.loads(value) for name, _, value in (option.partition("=") for option in options)},
-    )
+    chosen = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
+    llm = LLM(model=model, **(SETTINGS | chosen))
     up = time.perf_counter()
     sampling = SamplingParams(max_tokens=STEPS, ignore_eos=True, detokenize=False)
     lengths, seconds = [], []

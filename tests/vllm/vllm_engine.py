@@ -2,8 +2,8 @@
 
     prefetchd run -- prefetchd null --target h200 -- python vllm_engine.py MODEL [NAME=VALUE ...]
 
-Further arguments are vLLM's own, as JSON values, in place of those below. With `PAUSE` in the environment, a directory, it waits after
-its second prompt: `paused` appears there, and `go` lets it go on.
+Further arguments are vLLM's own, as JSON values, in place of those below. With `PAUSE` in the environment, a
+directory, it waits after its second prompt: `paused` appears there, and `go` lets it go on.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def install() -> None:
     """Hooks this process, once. Raises nothing."""
     try:
         installed = version("sglang")
-        if not installed.startswith(tuple(f"{series}." for series in KNOWN_SERIES)):
+        if not f"{installed}.".startswith(tuple(f"{series}." for series in KNOWN_SERIES)):
             log.warning(
                 "prefetchd: SGLang %s is not one that was tried (%s): it is observed, and nothing is planned "
                 "for it; update prefetchd",

@@ -45,7 +45,7 @@ def install() -> None:
         return
     try:
         installed = version("vllm")
-        known = installed.rpartition(".")[0] in KNOWN_SERIES or installed in KNOWN_SERIES
+        known = f"{installed}.".startswith(tuple(f"{series}." for series in KNOWN_SERIES))
         if not known:
             log.warning(
                 "prefetchd: vLLM %s is not one that was tried (%s): it is observed, and nothing is planned "

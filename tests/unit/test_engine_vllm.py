@@ -287,6 +287,26 @@ def test_unknown_vllm_is_one_line_and_only_observed(
     assert "0.99.1" in line
 
 
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("0.33", True), ("0.33.0", True), ("0.33.4.post1", True), ("0.33.0+cu130", True), ("0.330.0", False)],
+)
+def test_every_release_of_a_series_that_was_tried_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+    attaching: Attaching,
+    installed: Callable[[str], None],
+    version: str,
+    known: bool,
+) -> None:
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    installed(version)
+    vllm_hooks.install()
+
+    worker_module.Worker(config_of(DEEPSEEK)).load_model()
+
+    assert (attaching.asked[0][0] is not None) is known
+
+
 def test_vllm_without_a_function_that_is_hooked_is_named(
     monkeypatch: pytest.MonkeyPatch,
     attaching: Attaching,

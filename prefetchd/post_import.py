@@ -81,6 +81,9 @@ class LoadThen:
 class AfterImport:
     """Finds the named modules as the other finders do and calls once after each has been imported."""
 
+    # Tells one of our kind to another, whose class is of another copy of this file.
+    asks_those_behind = True
+
     def __init__(self, hooks: Hooks) -> None:
         self.hooks = hooks
 
@@ -94,7 +97,11 @@ class AfterImport:
         finders = list(sys.meta_path)
         for finder in finders[finders.index(self) + 1 :] if self in finders else ():
             find = getattr(finder, "find_spec", None)
+            asks = _asks_those_behind(finder, name)
             spec = find(name, path, target) if find is not None else None
+            if spec is None and asks:
+                # Asking them again doubles the look-ups with each of us, where there is no such module.
+                return None
             if spec is None:
                 continue
             # A loader of the oldest kind has neither method: such a module is left as it is.
@@ -102,6 +109,11 @@ class AfterImport:
                 spec.loader = LoadThen(spec.loader, self.hooks)
             return spec  # type: ignore[no-any-return]
         return None
+
+
+def _asks_those_behind(finder: Any, name: str) -> bool:
+    # Of the type: an instance that is a stranger's may answer to any name.
+    return getattr(type(finder), "asks_those_behind", False) is True and name in finder.hooks
 
 
 def install(hooks: Hooks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from tempfile import TemporaryDirectory
 
@@ -10,6 +11,12 @@ from fake_daemon import BEAT_S, LIMIT_S, FakeDaemon
 
 from prefetchd.client import Client, session
 from prefetchd.protocol import Heartbeat, Hello
+
+
+@pytest.fixture(autouse=True)
+def finders_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hook of one test acts on what another imports."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
 
 
 @pytest.fixture

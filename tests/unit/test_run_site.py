@@ -12,16 +12,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from fake_daemon import FakeDaemon
 
-from prefetchd import post_import
 from prefetchd.engine_environment import SITE
-from prefetchd.engine_site import sitecustomize
 from prefetchd.null_device.launcher import environment as null_environment
 from prefetchd.protocol import Hello, Universe
 from prefetchd.targets import load_target
@@ -365,32 +362,6 @@ def test_the_engine_runs_when_the_hooks_file_is_broken(
     assert result.stdout == "7\n"
     assert len(result.stderr.splitlines()) == 1
     assert "goes on alone" in result.stderr
-
-
-def test_a_module_with_a_loader_of_the_oldest_kind_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Oldest:
-        def load_module(self, name: str) -> None: ...
-
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> ModuleSpec:
-            return ModuleSpec(name, loader)  # type: ignore[arg-type]
-
-    loader = Oldest()
-    hooks = post_import.AfterImport({"old": print})
-    monkeypatch.setattr(sys, "meta_path", [hooks, Finder()])
-
-    spec = hooks.find_spec("old", None)
-
-    assert spec is not None
-    assert spec.loader is loader
-
-
-def test_imported_elsewhere_our_directory_hides_nothing() -> None:
-    # As a module of the package, as type checkers and this test do: no path holds the directory.
-    assert str(SITE) not in sys.path
-    post_import.run_hidden_sitecustomize(sitecustomize.HERE)
 
 
 def test_the_start_of_python_is_not_felt(engine: Engine) -> None:

@@ -16,6 +16,7 @@ from prefetchd.attaching import Handle
 from prefetchd.config import load_settings
 from prefetchd.guard import Guard
 from prefetchd.profiles import Profile
+from prefetchd.profiles.codec import encode_profile
 from prefetchd.protocol import Batch
 
 log = logging.getLogger("prefetchd")
@@ -49,6 +50,15 @@ class Seat:
         """What is known of the model now, unless its user has named a profile; told where it is new."""
         if (handle := self.handle) is not None and not self._named:
             handle.use_profile(profile, max_tokens)
+
+    def profile(self) -> bytes:
+        """What this process is planned by, as bytes; none where it is not attached. Raises nothing."""
+        try:
+            if (handle := self.handle) is not None and handle.profile is not None:
+                return encode_profile(handle.profile)
+        except Exception as error:
+            self.guard.caught("encoding the profile", error)
+        return b""
 
     def tell_state_slots(self, count: Callable[[], int]) -> None:
         """How many states the engine's pool holds, once it is made; 0 where it has none. Raises nothing."""

@@ -25,6 +25,7 @@ from prefetchd.engines.vllm_batch import batch_of
 from prefetchd.engines.vllm_profile import profile_of_config, state_slots, with_modules
 from prefetchd.engines.vllm_warmup import skipping
 from prefetchd.profiles import Profile
+from prefetchd.profiles.codec import decode_profile
 
 log = logging.getLogger("prefetchd")
 
@@ -32,6 +33,7 @@ log = logging.getLogger("prefetchd")
 KNOWN_SERIES = ("0.33",)
 CORE, WORKER = "vllm.v1.engine.core", "vllm.v1.worker.gpu_worker"
 DEEP_GEMM_CACHE = "DG_JIT_CACHE_DIR"
+ASKED_BY_CORE = "prefetchd_profile"
 
 seat = Seat(attach)
 
@@ -95,6 +97,8 @@ def _hook_worker(module: ModuleType) -> None:
     wrap(module.Worker, "compile_or_warm_up_model", _around_warmup)
     # The passes alone: what follows them sizes buffers as well, and is never left out.
     wrap(module, "kernel_warmup", _around_passes)
+    # Called by name, whichever process the worker is.
+    setattr(module.Worker, ASKED_BY_CORE, lambda worker: seat.profile())
 
 
 def _hook_unknown_worker(module: ModuleType) -> None:
@@ -180,13 +184,28 @@ def _attach_core(core: Any) -> None:
     """A core whose workers are processes of their own; they have the devices, and say what these are."""
     config = core.vllm_config
     seat.take(
-        profile_of_config(config),
+        _profile_of_workers(core) or profile_of_config(config),
         engine="vllm-scheduler",
         rank=config.parallel_config.data_parallel_rank,
         world=config.parallel_config.data_parallel_size,
         max_tokens=_max_tokens(config),
         or_observe=True,
     )
+
+
+def _profile_of_workers(core: Any) -> Profile | None:
+    """What the workers have read off the modules they built; None where they differ or do not say.
+
+    No limit of time: an answer that came too late would be taken for the answer to vLLM's next call. The
+    workers have just finished their start, and have the answer ready.
+    """
+    try:
+        answers = set(core.model_executor.collective_rpc(ASKED_BY_CORE))
+        (encoded,) = answers if len(answers) == 1 else (b"",)
+        return decode_profile(encoded) if encoded else None
+    except Exception as error:
+        seat.guard.caught("asking the workers for their profile", error)
+        return None
 
 
 def _around_schedule(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

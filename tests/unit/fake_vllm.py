@@ -105,10 +105,25 @@ def kernel_warmup(worker: Any) -> None:
     worker.done.append(f"deep_gemm {sys.modules['vllm.envs'].VLLM_DEEP_GEMM_WARMUP}")
 
 
+class Executor:
+    """Of workers that are processes of their own; one that answers an exception raises it."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+
+    def collective_rpc(self, method: str) -> list[Any]:
+        assert method == "prefetchd_profile"
+        for answer in self.answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return list(self.answers)
+
+
 class EngineCore:
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, *answers: Any) -> None:
         self.vllm_config = config
         self.scheduler = Scheduler()
+        self.model_executor = Executor(*answers)
 
 
 class HfConfig:

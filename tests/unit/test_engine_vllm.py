@@ -22,11 +22,19 @@ from prefetchd.engines import vllm_hooks
 from prefetchd.engines.seat import Seat
 from prefetchd.engines.vllm_batch import batch_of
 from prefetchd.profiles import Profile
+from prefetchd.profiles.codec import encode_profile
 from prefetchd.protocol import Batch
 
 MODELS = Path(__file__).parents[2] / "examples/models"
 DEEPSEEK = json.loads((MODELS / "tiny-deepseek-fp8.json").read_text())
 KIMI = json.loads((MODELS / "kimi-linear-48b-a3b.json").read_text())
+
+
+# What workers have built, told from what the configuration says by its size.
+BUILT = Profile(
+    model="m", architecture="A", quantization="bf16", context_tokens=1, tp=7, ep=1, dp=1
+)  # fmt: skip
+ENCODED = encode_profile(BUILT)
 
 
 class Attached(Handle):
@@ -225,6 +233,49 @@ def test_core_without_a_worker_attaches_by_itself(
     assert len(attaching.handles[0].batches) == 1
     # It plans what the pool's size decides as its workers do.
     assert attaching.handles[0].slots == [7]
+
+
+@pytest.mark.parametrize(
+    ("answers", "tp", "errors"),
+    [
+        ([ENCODED, ENCODED], 7, 0),
+        ([ENCODED, b""], 1, 0),
+        ([b"", b""], 1, 0),
+        ([b"no profile"], 1, 1),
+        ([RuntimeError("no such method")], 1, 1),
+    ],
+    ids=["alike", "different stages", "not attached", "malformed", "failing"],
+)
+def test_core_plans_by_what_its_workers_have_built_where_they_are_alike(
+    monkeypatch: pytest.MonkeyPatch,
+    attaching: Attaching,
+    installed: object,
+    answers: list[Any],
+    tp: int,
+    errors: int,
+) -> None:
+    _, core_module = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+
+    core_module.EngineCore(config_of(DEEPSEEK), *answers)
+
+    ((profile, _),) = attaching.asked
+    assert profile is not None
+    assert profile.tp == tp
+    assert vllm_hooks.seat.guard.errors == errors
+
+
+def test_worker_answers_its_core_with_the_profile_it_is_planned_by(
+    monkeypatch: pytest.MonkeyPatch, attaching: Attaching, installed: object
+) -> None:
+    worker_module, _ = fake_vllm.install(monkeypatch)
+    vllm_hooks.install()
+    worker = worker_module.Worker(config_of(KIMI))
+    assert worker.prefetchd_profile() == b""
+    worker.load_model()
+    attaching.handles[0].profile = BUILT
+
+    assert worker.prefetchd_profile() == ENCODED
 
 
 def test_plug_in_that_is_loaded_twice_hooks_once(

@@ -3,15 +3,16 @@
 The library has no name for a module's content: its directory is named by the module alone, and ninja decides
 by the build file's commands whether what lies there is still right. So the key is that directory with a
 digest of the build file, in which the cache directory has no name: the same module has one key wherever it
-lies. The subtle rule: a module is described again by calling the generator, and by nothing else. A record can
-name a function `gen_*` that a module of `flashinfer.jit` defines, with plain arguments, and no command, file
-or flag.
+lies. The subtle rule: a module is described again by calling the generator, and by nothing else. Some of the
+library's functions take sources, flags or C++ text, and whoever writes a record must not reach the compiler
+with his own: so their common helper is no generator, and a text argument is a name, in which no code fits.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,9 @@ from prefetchd.cute.canonical import Node, Unkeyable, decode, encode
 GENERATORS = "flashinfer.jit"
 CORE = "flashinfer.jit.core"
 PREFIX = "gen_"
+# Of one argument: numbers, dtypes, names, and tuples of them.
+PLAIN = frozenset("nbifsdT")
+TEXT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|")
 # Stands for the cache directory in what is digested.
 ROOT = "$prefetchd_root"
 # A generator is a few calls away from where its description is made.
@@ -78,16 +82,39 @@ def running_generator(frame: FrameType | None) -> Generator:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     try:
         arguments = {name: encode(_plain(values[name])) for name in names}
-        return msgspec.convert(
+        call = msgspec.convert(
             {"module": found.f_globals["__name__"], "function": code.co_name, "arguments": arguments},
             Generator,
         )
     except (Unkeyable, KeyError, msgspec.ValidationError) as error:
         raise Undescribable(f"the arguments of {code.co_name}: {error}") from error
+    check(call)
+    return call
+
+
+def check(call: Generator) -> None:
+    """Raises `Undescribable` for a call that may not be made from data."""
+    if call.module == CORE:
+        raise Undescribable(f"{call.module}.{call.function} takes sources and flags")
+    for name, node in call.arguments.items():
+        _check(name, node)
+
+
+def _check(name: str, node: object) -> None:
+    tag, *rest = node if isinstance(node, list) and node else [""]
+    if tag not in PLAIN or (tag == "s" and not (len(rest) == 1 and _is_name(rest[0]))):
+        raise Undescribable(f"argument {name}: {str(node)[:80]!r} is neither a number nor a name")
+    for each in rest if tag == "T" else ():
+        _check(name, each)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and TEXT.fullmatch(value) is not None
 
 
 def generate(call: Generator) -> None:
     """Calls the generator. Raises what it raises, `Undescribable` and `ImportError`."""
+    check(call)
     function: Callable[..., Any] = function_of(call.module, call.function)
     try:
         arguments: Mapping[str, Any] = {name: decode(node) for name, node in call.arguments.items()}

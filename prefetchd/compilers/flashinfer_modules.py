@@ -41,13 +41,14 @@ from prefetchd.compilers.flashinfer_build import (
     root_of,
     settle,
 )
-from prefetchd.compilers.flashinfer_calls import KeyText, Module, digest_of
+from prefetchd.compilers.flashinfer_calls import KeyText, Module, check, digest_of
 from prefetchd.compilers.flashinfer_place import BASE_VARIABLE, BELOW_BASE, base_directory
 from prefetchd.compilers.flashinfer_specs import intercepted, module_of
 from prefetchd.compilers.flashinfer_standin import stand_in_for
 from prefetchd.compilers.ninja_logs import MANIFEST, UnknownNinja, up_to_date
 from prefetchd.compilers.nvcc import find_nvcc
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE, REAL_NVCC_VARIABLE
+from prefetchd.cute.calls import Undescribable
 from prefetchd.elf import NotAnElf, check_library
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
@@ -208,6 +209,10 @@ class FlashInferModules(OwnCache[Module]):
             raise NotRebuildable(f"rebuild.key: {module.key!r} is not the record's")
         if module.call is None:
             raise NotRebuildable(f"rebuild.call: absent: {module.refused or 'the generator was not kept'}")
+        try:
+            check(module.call)
+        except Undescribable as error:
+            raise NotRebuildable(f"rebuild.call: {error}") from error
         return self.job(module)
 
     def _ninja(self) -> str:

@@ -9,10 +9,13 @@ this is a ninja that is not known, and nothing is moved.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -32,8 +35,15 @@ class UnknownNinja(ValueError):
 
 
 def up_to_date(ninja: str, directory: Path, environment: Mapping[str, str]) -> bool:
-    """Whether ninja would do nothing there. Starts no compiler. Raises `OSError` where ninja cannot run."""
-    answer = _ask(ninja, directory, environment, "-n")
+    """Whether ninja would do nothing there. Starts no compiler. Raises `OSError` where ninja cannot run.
+
+    It looks at copies: a ninja of another version than the one that built would throw these files away.
+    """
+    with tempfile.TemporaryDirectory(prefix="prefetchd-ninja-") as place:
+        for name in (MANIFEST, LOG, DEPENDENCIES):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(directory / name, Path(place, name))
+        answer = _ask(ninja, Path(place), environment, "-n")
     return answer.returncode == 0 and b"no work to do" in answer.stdout
 
 

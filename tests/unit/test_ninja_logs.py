@@ -140,6 +140,18 @@ def test_a_log_of_another_version_moves_nothing(tmp_path: Path, file: str, conte
         move(NINJAS[0], made, tmp_path / "new")
 
 
+@pytest.mark.skipif(len(NINJAS) < 2, reason="there is one ninja here")
+@pytest.mark.parametrize("ninja", NINJAS)
+def test_asking_changes_nothing_even_where_another_ninja_has_built(tmp_path: Path, ninja: str) -> None:
+    made = build(ninja, tmp_path / "old")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in made.iterdir()}
+
+    for other in NINJAS:
+        up_to_date(other, made, os.environ)
+
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in made.iterdir()} == before
+
+
 def test_a_truncated_log_of_headers_moves_nothing(tmp_path: Path) -> None:
     made = build(NINJAS[0], tmp_path / "old")
     (made / DEPENDENCIES).write_bytes((made / DEPENDENCIES).read_bytes()[:-3])

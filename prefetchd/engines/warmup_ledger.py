@@ -131,5 +131,5 @@ def is_covered(path: Path, target: Target, environment: Mapping[str, str]) -> bo
             )
             for key in keys
         )
-    except (CompilerUnavailable, LookupError, ValueError):
+    except (CompilerUnavailable, LookupError, OSError, ValueError):
         return False

@@ -26,15 +26,18 @@ def test_pass_is_needed_where_a_key_it_used_is_gone(monkeypatch: pytest.MonkeyPa
     assert not is_covered(path, H200, {})
 
 
-def test_pass_is_needed_where_its_compiler_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    "error", [CompilerUnavailable("no triton"), KeyError("triton"), OSError("a stale disk")]
+)
+def test_pass_is_needed_where_its_compiler_cannot_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ) -> None:
-    def missing(*_: object) -> None:
-        raise CompilerUnavailable("no triton")
+    def failing(*_: object) -> None:
+        raise error
 
     path = ledger_path(tmp_path, ("vllm", "hash"))
     write_ledger(path, {"triton": ("KEY",)})
-    monkeypatch.setattr(warmup_ledger, "load_compiler", missing)
+    monkeypatch.setattr(warmup_ledger, "load_compiler", failing)
 
     assert not is_covered(path, H200, {})
 

@@ -140,8 +140,8 @@ class Merged:
         else:
             self.duplicates += 1
             found.cost = max(found.cost, cost)
-        if record.request is not None:
-            worth = _worth((record.provider, record.request))
+        if record.provider or record.request is not None:
+            worth = (record.request is not None, *_worth((record.provider, record.request)))
             found.request = _better(found.request, worth, cost)
         if record.rebuild is not None:
             found.rebuild = _better(found.rebuild, _worth(record.rebuild), cost)
@@ -186,6 +186,8 @@ def _combined(variant: Variant, files: _Files) -> bytes:
     fields = msgspec.json.decode(data, type=dict[str, Any])
     for spot, names in parts.items():
         other = msgspec.json.decode(files.line(spot), type=dict[str, Any])
+        # A default is not written, so what the other lacks is part of what it says.
+        fields = {name: value for name, value in fields.items() if name not in names}
         fields |= {name: other[name] for name in names if name in other}
     return msgspec.json.encode(fields)
 
@@ -198,9 +200,8 @@ def variant_name(record: Record) -> bytes:
 
 def _cost(record: Record) -> tuple[Any, ...]:
     """A failed compile says less about the cost than one that succeeded; equals are told apart by content."""
-    origin = (record.at, record.host, record.rank, record.process, record.cause)
-    told = (record.site, record.changed, record.gpu, record.capability, record.sm_count)
-    return (record.ok, record.seconds, zlib.crc32(msgspec.json.encode((origin, told))))
+    told = msgspec.structs.replace(record, provider="", request=None, rebuild=None)
+    return (record.ok, record.seconds, zlib.crc32(msgspec.json.encode(told)))
 
 
 def _worth(part: Any) -> tuple[Any, ...]:

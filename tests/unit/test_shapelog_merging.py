@@ -64,6 +64,33 @@ def test_compile_that_succeeded_tells_the_cost_before_one_that_failed(tmp_path: 
     assert (found.seconds, found.ok) == (5, True)
 
 
+def test_request_is_kept_with_its_own_provider_or_with_none(tmp_path: Path) -> None:
+    (found,) = merged(
+        tmp_path,
+        record(seconds=5, provider="kda", request={}),
+        record(seconds=1, request={"op": "fp8_gemm_nt"}),
+    )
+
+    assert (found.seconds, found.provider, found.request) == (5, "", {"op": "fp8_gemm_nt"})
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"provider": "kda"},
+        {"job_digest": "d"},
+        {"version": 2},
+        {"site": "model.py:9"},
+    ],
+)
+def test_records_that_cost_the_same_are_told_apart_whichever_comes_first(
+    tmp_path: Path, others: dict[str, object]
+) -> None:
+    one, two = record(), record(**others)
+
+    assert merged(tmp_path, one, two) == merged(tmp_path, two, one)
+
+
 def test_other_fingerprints_are_other_variants_and_are_kept(tmp_path: Path) -> None:
     found = merged(tmp_path, record(), record(fingerprint="g"), record())
 

@@ -179,10 +179,13 @@ class Wants:
             self._jobs.move(key, rank, old, priority)
 
     def _queue(self, task: Task, name: Rank | None = None) -> None:
+        # One that did not wait (it follows a sweep) was taken out of the lane of whoever asked before. It must
+        # not wait in this rank's lane alone: the rank may leave.
+        only = (name,) if name is not None and task.waiting else task.wants
         task.waiting = bool(task.wants)
         if task.waiting and task.single:
             task.group.queue_single(task)
-        for rank in task.wants if name is None else (name,):
+        for rank in only:
             deadline = task.wants[rank].deadline
             task.group.queue.push(task, rank, (inf if deadline is None else deadline, 0.0))
         task.group.queue.recount(task)

@@ -164,6 +164,20 @@ def test_request_inside_a_sweep_that_is_as_urgent_waits_for_it(world: World) -> 
     assert world.broker.drained
 
 
+def test_request_that_waits_for_a_sweep_outlasts_another_rank_that_asks_and_leaves(world: World) -> None:
+    world.attach("r1")
+    world.plan("r0", gemm(1), gemms(1, 64))
+    sweep = order(world)
+    world.plan("r1", gemm(1))
+    world.broker.detach("r1", 1, world.now)
+
+    world.broker.traced(sweep.id, world.report(sweep), world.now)
+    world.settle()
+
+    assert world.state("r0", gemm(1)) == "published"
+    assert world.broker.drained
+
+
 def test_request_inside_a_less_urgent_sweep_gets_its_own_trace(world: World) -> None:
     world.plan("r0", gemms(1, 64), priority=Priority.UNIVERSE)
     world.plan("r0", gemm(1))

@@ -179,8 +179,8 @@ class Wants:
             self._jobs.move(key, rank, old, priority)
 
     def _queue(self, task: Task, name: Rank | None = None) -> None:
-        # One that did not wait (it follows a sweep) was taken out of the lane of whoever asked before. It must
-        # not wait in this rank's lane alone: the rank may leave.
+        # One that did not wait, as it follows a sweep, lies in no lane of those who asked before. It must not
+        # wait in this rank's alone, which may leave.
         only = (name,) if name is not None and task.waiting else task.wants
         task.waiting = bool(task.wants)
         if task.waiting and task.single:

@@ -12,21 +12,20 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from cuda_toolkit import CudaToolkit
 
 pytest.importorskip("flashinfer")
 
 from prefetchd.compilers.base import EntryState, Job, fingerprint_id
 from prefetchd.compilers.flashinfer_modules import FlashInferModules
-from prefetchd.compilers.nvcc import locate_nvcc
 from prefetchd.config import Settings
 from prefetchd.executors import open_executors
-from prefetchd.null_device import guard, launcher
+from prefetchd.null_device import launcher
 from prefetchd.pipeline import Ending, JobOutcome, compile_all
 from prefetchd.shapelog import decode_record, encode_record
 from prefetchd.targets import load_target
@@ -41,35 +40,18 @@ class Machine:
     """A place with a CUDA directory that counts, and the engine's environment in it."""
 
     def __init__(self, place: Path) -> None:
-        self.place, self._count = place, place / "nvcc.count"
-        cuda = place / "cuda"
-        (cuda / "bin").mkdir(parents=True)
-        (cuda / "lib64/stubs").mkdir(parents=True)
-        real = real_cuda()
-        (cuda / "include").symlink_to(real / "include")
-        libraries = next(real / name for name in ("lib64", "lib") if (real / name).is_dir())
-        for file in libraries.glob("libcudart*"):
-            (cuda / "lib64" / file.name).symlink_to(file)
-        # Toolkits have a stub of the driver for machines without one.
-        (cuda / "lib64/stubs/libcuda.so").symlink_to(guard.CUDA)
-        wrapper = cuda / "bin/nvcc"
-        wrapper.write_text(
-            f'#!/bin/sh\ncase "$*" in *" -c "*) echo >>"{self._count}";; esac\nexec "{real}/bin/nvcc" "$@"\n'
-        )
-        wrapper.chmod(0o755)
-        self.cuda = cuda
+        self.place, self.cuda = place, CudaToolkit(place / "cuda")
 
     @property
     def compiles(self) -> int:
-        return len(self._count.read_text().splitlines()) if self._count.exists() else 0
+        return self.cuda.compiles
 
     def environment(self, base: str = "served") -> dict[str, str]:
         (self.place / base).mkdir(exist_ok=True)
         return {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HOME": str(self.place),
-            "CUDA_HOME": str(self.cuda),
-            "CPATH": maths_headers(),
+            "CUDA_HOME": str(self.cuda.place),
             "FLASHINFER_WORKSPACE_BASE": str(self.place / base),
         }
 
@@ -102,20 +84,6 @@ class Machine:
 
         asyncio.run(run())
         return found
-
-
-def real_cuda() -> Path:
-    """The directory of the compiler itself, behind links and wrappers."""
-    found, _ = locate_nvcc(os.environ, ())
-    said = subprocess.run([found, "--dryrun", "x.cu"], capture_output=True, text=True, check=False).stderr
-    (top,) = (line.partition("=")[2] for line in said.splitlines() if line.startswith("#$ TOP="))
-    return Path(top).resolve()
-
-
-def maths_headers() -> str:
-    """Sources of the library's include curand.h, which a bare compiler lacks; torch's packages have it."""
-    packages = Path(str(distribution("torch").locate_file("")))
-    return str(next(packages.glob("nvidia/*/include/curand.h")).parent)
 
 
 def jobs_in(answer: dict[str, Any]) -> list[Job]:

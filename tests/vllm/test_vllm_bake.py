@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cuda_toolkit import CudaToolkit
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,6 +21,9 @@ if find_spec("vllm") is not None:
 MODELS = ("kimi-linear", "deepseek-v3-fp8")
 if os.environ.get("PREFETCHD_TEST_VLLM_ALL"):
     MODELS = (*MODELS, "nemotron-h", "qwen3-next")
+WITH_FLASHINFER = pytest.mark.skipif(
+    not os.environ.get("PREFETCHD_TEST_VLLM_ALL"), reason="one of FlashInfer's modules takes minutes"
+)
 
 
 @pytest.mark.parametrize("target", ["h200", "b200"])
@@ -43,3 +47,23 @@ def test_baked_engine_starts_and_serves_without_compiling(tmp_path: Path, model:
         facts["start"] = start_of(served)
     note_model("bake", place, **facts)
     print(f"{model} on {target}: {facts}")
+
+
+@WITH_FLASHINFER
+def test_flashinfers_sampler_is_baked_and_the_served_engine_starts_no_nvcc(tmp_path: Path) -> None:
+    cuda = CudaToolkit(tmp_path / "cuda")
+    sampler = {"VLLM_USE_FLASHINFER_SAMPLER": "1", "CUDA_HOME": str(cuda.place)}
+    place = Place(tmp_path / "home", "kimi-linear", **sampler)
+
+    manifest = place.bake(*map(str, PROMPTS))
+
+    assert manifest["problems"] == []
+    assert manifest["proved"]
+    modules = [each for each in manifest["artifacts"] if each["compiler"] == "flashinfer_modules"]
+    assert [each["key"].split("/")[-1].partition("@")[0] for each in modules] == ["sampling"]
+    compiles = cuda.compiles
+    assert compiles > 0
+    served = place.serve(daemon=False)
+    assert served.tokens == [STEPS] * 5
+    assert served.compiles() == []
+    assert cuda.compiles == compiles

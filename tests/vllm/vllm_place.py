@@ -26,7 +26,8 @@ MODELS = Path(__file__).with_name("models")
 LIMIT_S = 900
 CUTE = "cute_dsl"
 # torch.compile keeps what it generates in caches of its own, which the null device must not fill.
-# FlashInfer compiles whole libraries, for minutes each and with headers that a bare compiler lacks.
+# FlashInfer compiles whole libraries, for minutes each and with headers that a bare compiler lacks; one test
+# switches its sampler on.
 VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "TORCH_COMPILE_DISABLE": "1",
@@ -77,10 +78,14 @@ class Served:
 
 
 class Place:
-    """One model's private directories. `target` is the device that seems to be there."""
+    """One model's private directories. `target` is the device that seems to be there.
 
-    def __init__(self, root: Path, model: str, target: str = "h200") -> None:
+    `variables` stand in the environment of every command.
+    """
+
+    def __init__(self, root: Path, model: str, target: str = "h200", **variables: str) -> None:
         self.root, self.model, self.target = root, MODELS / model, target
+        self._variables = variables
         chosen = OPTIONS.get((target, model), {})
         self._options = [f"{name}={json.dumps(value)}" for name, value in chosen.items()]
         self._runs = 0
@@ -92,6 +97,7 @@ class Place:
         return {
             **kept,
             **VARIABLES,
+            **self._variables,
             "HOME": str(self.root),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
             "PREFETCHD_METRICS": "off",

@@ -125,8 +125,8 @@ def intercepted(meet: Meet) -> Iterator[None]:
             return
         made_before, load_before = owner.__init__, owner.build_and_load
 
-        def load(spec: Any) -> Any:
-            return load_before(spec) if spec.is_aot else meet(spec)
+        def load(spec: Any, *args: Any, **known: Any) -> Any:
+            return load_before(spec, *args, **known) if spec.is_aot else meet(spec)
 
         owner.__init__, owner.build_and_load = remember_call(made_before), load
 

@@ -43,7 +43,10 @@ def up_to_date(ninja: str, directory: Path, environment: Mapping[str, str]) -> b
         for name in (MANIFEST, LOG, DEPENDENCIES):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(directory / name, Path(place, name))
-        answer = _ask(ninja, Path(place), environment, "-n")
+        try:
+            answer = _ask(ninja, Path(place), environment, "-n")
+        except subprocess.TimeoutExpired:
+            return False
     return answer.returncode == 0 and b"no work to do" in answer.stdout
 
 
@@ -96,12 +99,12 @@ def _ask(
 
 def _commands(ninja: str, directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """By output the command that makes it, as ninja itself expands it."""
-    answer = _ask(ninja, directory, environment, "-t", "compdb")
-    # "ninja: Entering directory" goes before it in some versions.
-    text = answer.stdout[max(answer.stdout.find(b"["), 0) :]
     try:
+        answer = _ask(ninja, directory, environment, "-t", "compdb")
+        # "ninja: Entering directory" goes before it in some versions.
+        text = answer.stdout[max(answer.stdout.find(b"["), 0) :]
         return {str(edge["output"]): str(edge["command"]) for edge in json.loads(text)}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
         raise UnknownNinja(f"{ninja} -t compdb: {error}") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prefetchd.compilers import ninja_logs
 from prefetchd.compilers.ninja_logs import (
     DEPENDENCIES,
     LOG,
@@ -158,3 +159,15 @@ def test_a_truncated_log_of_headers_moves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(UnknownNinja, match="within a record"):
         move(NINJAS[0], made, tmp_path / "new")
+
+
+def test_a_ninja_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = build(NINJAS[0], tmp_path / "old")
+    hanging = tmp_path / "ninja"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(ninja_logs, "_ASK_LIMIT_S", 0.05)
+
+    assert not up_to_date(str(hanging), made, os.environ)
+    with pytest.raises(UnknownNinja, match="timed out"):
+        move(str(hanging), made, tmp_path / "new")

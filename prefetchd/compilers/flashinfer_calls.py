@@ -26,7 +26,8 @@ from prefetchd.cute.canonical import Node, Unkeyable, decode, encode
 
 GENERATORS = "flashinfer.jit"
 CORE = "flashinfer.jit.core"
-PREFIX = "gen_"
+# The library's own and those it keeps to itself: some modules are described by the latter alone.
+PREFIXES = ("gen_", "_gen_")
 # Of one argument: numbers, dtypes, names, and tuples of them.
 PLAIN = frozenset("nbifsdT")
 TEXT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|")
@@ -46,7 +47,7 @@ KeyText = Annotated[
 GeneratorModule = Annotated[
     str, msgspec.Meta(max_length=256, pattern=r"^flashinfer\.jit(\.[A-Za-z_][A-Za-z0-9_]*)*\Z")
 ]
-GeneratorName = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^gen_[A-Za-z0-9_]+\Z")]
+GeneratorName = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^_?gen_[A-Za-z0-9_]+\Z")]
 
 
 class Generator(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def running_generator(frame: FrameType | None) -> Generator:
             found = frame
         frame = frame.f_back
     if found is None:
-        raise Undescribable(f"it was not described by a function {PREFIX}* of {GENERATORS}")
+        raise Undescribable(f"it was not described by a function gen_* of {GENERATORS}")
     code, values = found.f_code, found.f_locals
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         raise Undescribable(f"{code.co_name} takes any arguments")
@@ -137,7 +138,7 @@ def digest_of(manifest: str, roots: tuple[Path, ...]) -> str:
 
 def _is_generator(frame: FrameType) -> bool:
     name, code = str(frame.f_globals.get("__name__")), frame.f_code
-    if name == CORE or not f"{name}.".startswith(f"{GENERATORS}.") or not code.co_name.startswith(PREFIX):
+    if name == CORE or not f"{name}.".startswith(f"{GENERATORS}.") or not code.co_name.startswith(PREFIXES):
         return False
     function = frame.f_globals.get(code.co_name)
     return callable(function) and getattr(inspect.unwrap(function), "__code__", None) is code

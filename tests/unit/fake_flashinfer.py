@@ -122,6 +122,12 @@ def gen_act_module(kind, sizes=(1, 2), fast=True):
 def gen_outer_module(kind):
     return gen_act_module(kind, [kind, 3])
 
+def _gen_private_module(kind):
+    return core.JitSpecNvcc(kind)
+
+def public_module(kind):
+    return _gen_private_module(kind)
+
 def _made(kind):
     return core.JitSpecNvcc(kind, extra_cuda_cflags=("-D" + kind,))
 

@@ -64,6 +64,13 @@ def test_the_outermost_generator_is_kept_with_its_arguments_and_describes_the_sa
         assert [module_of(spec, tmp_path / "cache").key for spec in specs] == [module.key]
 
 
+def test_a_generator_that_the_library_keeps_to_itself_is_one(library: Any) -> None:
+    call = met_by(lambda: library.public_module("relu")).call
+
+    assert call is not None
+    assert call.function == "_gen_private_module"
+
+
 def test_lists_are_kept_as_tuples_and_defaults_too(library: Any) -> None:
     module = met_by(lambda: library.gen_act_module("relu", [1, "x"]))
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefetchd.broker.job_queue import RESERVED_SLOTS
 from prefetchd.broker.types import Answer, Check, Compile, End, Priority, Publish, Slots, TraceOrder
 from prefetchd.compilers.base import Compiler, CompilerUnavailable, Job
 from prefetchd.cores import usable_cores
@@ -70,8 +71,11 @@ class Works:
 
     @property
     def slots(self) -> int:
-        """How many compiles may run at a time on this node."""
-        return self._node.settings.jobs or usable_cores()
+        """How many compiles may run at a time on this node.
+
+        By default one more than cores: background work leaves one free, and should still use every core.
+        """
+        return self._node.settings.jobs or usable_cores() + RESERVED_SLOTS
 
     def pump(self) -> None:
         """Starts whatever can be started, and says whatever can be said."""

@@ -89,7 +89,8 @@ def test_start_after_the_replay_compiles_nothing(run: Callable[[str], Run], mode
 def test_warm_up_of_deep_gemm_is_skipped_where_the_daemon_vouches_for_it(run: Callable[[str], Run]) -> None:
     place = run("deepseek-v3-fp8").place
     try:
-        third = place.serve(PREFETCHD_WARMUP_WAIT_S="600")
+        # Smaller batches have fewer layouts to wait for.
+        third = place.serve("max_num_batched_tokens=256", PREFETCHD_WARMUP_WAIT_S="600")
     finally:
         place.end_daemon()
 
@@ -103,8 +104,13 @@ def test_daemon_killed_while_serving_costs_nothing_and_the_next_one_catches_up(
     # Its kernels are there: what is watched is the daemon, which has to find that out twice.
     place = run("kimi-linear").place
     with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
-        # The engine's core in a process of its own, as `vllm serve` has it.
-        serving = thread.submit(place.serve, PAUSE=str(tmp_path), VLLM_ENABLE_V1_MULTIPROCESSING="1")
+        # Core and worker in processes of their own, as `vllm serve` has them with several GPUs.
+        serving = thread.submit(
+            place.serve,
+            'distributed_executor_backend="mp"',
+            PAUSE=str(tmp_path),
+            VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        )
         try:
             wait_until((tmp_path / "paused").exists, serving)
             os.kill(place.daemon_pid(), signal.SIGKILL)

@@ -56,10 +56,13 @@ class Machine:
         }
 
     def engine(self, mode: str, base: str = "served") -> dict[str, Any]:
+        served = str(self.place / "served")
+        return self.run(base, "flashinfer_module_process.py", mode, "--target", TARGET, "--served", served)
+
+    def run(self, base: str, script: str, *arguments: str) -> dict[str, Any]:
         child = launcher.environment(load_target(TARGET), self.environment(base))
-        command = [sys.executable, str(HERE / "flashinfer_module_process.py"), mode, "--target", TARGET]
         done = subprocess.run(
-            [*command, "--served", str(self.place / "served")],
+            [sys.executable, str(HERE / script), *arguments],
             env=child, cwd=self.place, capture_output=True, text=True, check=False, timeout=LIMIT_S,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
@@ -145,3 +148,12 @@ def test_what_is_named_on_the_null_device_is_built_elsewhere_and_found_by_the_en
     assert (jobs_in(proved), proved["failure"]) == ([], "")
     served = machine.engine("observed")
     assert (machine.compiles, served["records"], served["failure"]) == (1, [], "")
+
+
+@pytest.mark.slow
+def test_modules_are_described_again_from_their_records_with_the_same_key(machine: Machine) -> None:
+    answer = machine.run("served", "flashinfer_described_process.py", str(machine.place / "staging"))
+
+    assert answer["differ"] == []
+    assert answer["count"] > 30
+    assert machine.compiles == 0

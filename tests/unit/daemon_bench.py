@@ -163,6 +163,9 @@ def plan(id: int, *ns: int, **options: Any) -> Plan:
 class Engine:
     """One connection, driven by the test."""
 
+    # Those that `run` closes, if their test failed before it did: the garbage collector would wait for them.
+    left_open: ClassVar[list[Engine]] = []
+
     def __init__(self, address: str, prepare: Callable[[zmq.asyncio.Socket], None] = lambda _: None) -> None:
         self._context = zmq.asyncio.Context()
         self.socket = self._context.socket(zmq.DEALER)
@@ -170,6 +173,7 @@ class Engine:
         prepare(self.socket)
         self.socket.connect(address)
         self.heard: list[Message] = []
+        Engine.left_open.append(self)
 
     async def send(self, message: Message) -> None:
         await self.socket.send(encode(message))
@@ -189,6 +193,8 @@ class Engine:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+        if self in Engine.left_open:
+            Engine.left_open.remove(self)
 
 
 def hello(root: Path | None = None, **fields: Any) -> Hello:
@@ -301,7 +307,15 @@ def run(test: Any) -> None:
     """Runs a coroutine and restores what a daemon changes of its process."""
     cpus = os.sched_getaffinity(0)
     try:
-        asyncio.run(test)
+        asyncio.run(_closing_engines(test))
     finally:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cpus)
+
+
+async def _closing_engines(test: Any) -> None:
+    try:
+        await test
+    finally:
+        for engine in list(Engine.left_open):
+            engine.close()

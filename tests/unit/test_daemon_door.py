@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from as_user import as_nameless_user
-from daemon_bench import Engine, FakeHelper, Place, fakes, hello, plan, run, still_serves
+from daemon_bench import LIMIT_S, Engine, FakeHelper, Place, fakes, hello, plan, run, still_serves
 
 from prefetchd.config import Settings
 from prefetchd.curve import KeysError, generate_keys, read_keys
@@ -99,12 +100,33 @@ class Remote:
             "allow_peers": tuple(key.decode() for key in allowed),
         }
 
-    def engine(self) -> Engine:
-        def prepare(connection: zmq.asyncio.Socket) -> None:
-            connection.curve_serverkey = self.server
-            connection.curve_publickey, connection.curve_secretkey = self.public, self.secret
+    def encrypt(self, connection: zmq.asyncio.Socket) -> None:
+        connection.curve_serverkey = self.server
+        connection.curve_publickey, connection.curve_secretkey = self.public, self.secret
 
-        return Engine(self.address, prepare)
+    def engine(self) -> Engine:
+        return Engine(self.address, self.encrypt)
+
+
+class Watched:
+    """An engine whose connection is listened to from before it is made: one that was refused tries once."""
+
+    def __init__(
+        self,
+        address: str,
+        events: int,
+        prepare: Callable[[zmq.asyncio.Socket], None] = lambda _: None,
+    ) -> None:
+        def watch(connection: zmq.asyncio.Socket) -> None:
+            prepare(connection)
+            self._monitor = connection.get_monitor_socket(events)
+
+        self.engine = Engine(address, watch)
+
+    async def told(self) -> None:
+        """One of the events took place."""
+        async with asyncio.timeout(LIMIT_S):
+            await self._monitor.recv_multipart()
 
 
 def test_remote_peer_with_an_allowed_key_gets_figures(place: Place) -> None:
@@ -124,13 +146,11 @@ def test_remote_peer_without_an_allowed_key_is_not_let_in(place: Place, allowed:
     async def scenario() -> None:
         remote = Remote(place)
         async with place.serving(**remote.settings(*allowed)) as daemon:
-            engine = remote.engine()
-            monitor = engine.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH)
-            await engine.send(StatsQuery(id=1))
-            async with asyncio.timeout(20):
-                await monitor.recv_multipart()
+            watched = Watched(remote.address, zmq.EVENT_HANDSHAKE_FAILED_AUTH, remote.encrypt)
+            await watched.engine.send(StatsQuery(id=1))
+            await watched.told()
             assert not daemon._node.received["StatsQuery"]
-            engine.close()
+            watched.engine.close()
 
     run(scenario())
 
@@ -149,15 +169,11 @@ def test_remote_peer_without_encryption_is_not_let_in(place: Place) -> None:
     async def scenario() -> None:
         remote = Remote(place)
         async with place.serving(**remote.settings(remote.public)) as daemon:
-            engine = Engine(remote.address)
-            monitor = engine.socket.get_monitor_socket(
-                zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-            )
-            await engine.send(StatsQuery(id=1))
-            async with asyncio.timeout(20):
-                await monitor.recv_multipart()
+            watched = Watched(remote.address, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+            await watched.engine.send(StatsQuery(id=1))
+            await watched.told()
             assert not daemon._node.received["StatsQuery"]
-            engine.close()
+            watched.engine.close()
 
     run(scenario())
 

@@ -315,7 +315,8 @@ def run(test: Any) -> None:
 
 async def _closing_engines(test: Any) -> None:
     try:
-        await test
+        async with asyncio.timeout(3 * LIMIT_S):
+            await test
     finally:
         for engine in list(Engine.left_open):
             engine.close()

@@ -177,13 +177,19 @@ def chosen_logs(logs: Iterable[Path]) -> list[Path]:
 
 def default_logs() -> Path:
     """The directory in which this user's engines write. Raises `LogUnusable` where none has written yet."""
-    directory = log_directory(load_settings().log_dir, os.environ)
-    if directory.exists() and not directory.is_dir():
-        raise LogUnusable(f"PREFETCHD_LOG_DIR: {directory} is no directory; name one, or give the log as LOG")
+    directory = log_place()
     if not directory.is_dir():
         raise LogUnusable(
             f"{directory}: no engine has written a shape log there yet; name a log, or set PREFETCHD_LOG_DIR"
         )
+    return directory
+
+
+def log_place() -> Path:
+    """Where that directory is, or will be. Raises `LogUnusable` where it can be none."""
+    directory = log_directory(load_settings().log_dir, os.environ)
+    if directory.exists() and not directory.is_dir():
+        raise LogUnusable(f"PREFETCHD_LOG_DIR: {directory} is no directory; name one, or give the log as LOG")
     return directory
 
 

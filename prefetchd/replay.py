@@ -1,7 +1,8 @@
 """`prefetchd replay`: what engines had to compile themselves, compiled ahead of their next start.
 
 Exit status as `warm`'s: 0 everything in the logs that is meant for this target is published, 1 something was
-refused, failed or is not covered (records of another fingerprint are not), 2 the command could not run.
+refused, failed or is not covered (records of another fingerprint are not), 2 the command could not run. Where
+no engine has written a log yet there is nothing to do, and that is done: a unit may replay before each start.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import click
 import msgspec
 
 from prefetchd.config import Settings, compile_settings, load_settings
-from prefetchd.log_commands import default_logs
+from prefetchd.log_commands import log_place
 from prefetchd.model_options import named_target
 from prefetchd.plain_errors import plain_errors
 from prefetchd.plain_text import printable, printable_lines
@@ -23,6 +24,7 @@ from prefetchd.provider import Provider, load_providers
 from prefetchd.replaying.report import Replayed, lines
 from prefetchd.replaying.run import ReplayPlan, replay
 from prefetchd.shapelog import LogUnusable
+from prefetchd.shapelog.reading import logs_in
 from prefetchd.signals import cancel_on_signals
 from prefetchd.targets import preset_names
 
@@ -54,17 +56,26 @@ def replay_command(logs: tuple[Path, ...], target: str | None, jobs: int | None,
     if jobs is not None:
         settings = msgspec.structs.replace(settings, jobs=jobs)
     name, device = named_target(target or settings.target)
-    plan = ReplayPlan(
-        target_name=name,
-        target=device,
-        logs=logs or (default_logs(),),
-    )
+    if not logs and not _written(place := log_place()):
+        return _nothing_to_do(name, place, as_json)
+    plan = ReplayPlan(target_name=name, target=device, logs=logs or (place,))
     replayed = asyncio.run(_replay(plan, load_providers(), settings, progress_for(as_json)))
     if as_json:
         click.echo(msgspec.json.encode(replayed))
     else:
         _show(replayed)
     return 0 if replayed.complete else 1
+
+
+def _written(directory: Path) -> bool:
+    """Whether any engine has written a log there."""
+    return directory.is_dir() and bool(logs_in(directory))
+
+
+def _nothing_to_do(target: str, directory: Path, as_json: bool) -> int:
+    text = f"nothing to replay: no engine has written a shape log in {directory} yet"
+    click.echo(msgspec.json.encode(Replayed(target=target, notes=[text])) if as_json else text)
+    return 0
 
 
 async def _replay(

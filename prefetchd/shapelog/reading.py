@@ -104,10 +104,7 @@ def log_files(paths: Iterable[Path]) -> list[Path]:
             open_log(path).close()
             found[path] = None
             continue
-        try:
-            inside = sorted(entry for entry in path.iterdir() if _is_log(entry))
-        except OSError as error:
-            raise _unreadable(path, error) from error
+        inside = logs_in(path)
         if not inside:
             raise LogUnusable(
                 f"{path}: no shape log ({LOG_SUFFIX}) in this directory; engines write one where "
@@ -115,6 +112,14 @@ def log_files(paths: Iterable[Path]) -> list[Path]:
             )
         found.update(dict.fromkeys(inside))
     return list(found)
+
+
+def logs_in(directory: Path) -> list[Path]:
+    """The logs in a directory, which may have none. Raises `LogUnusable`."""
+    try:
+        return sorted(entry for entry in directory.iterdir() if _is_log(entry))
+    except OSError as error:
+        raise _unreadable(directory, error) from error
 
 
 def _is_log(entry: Path) -> bool:

@@ -80,6 +80,18 @@ def test_default_logs_are_replayed_and_reported_to_people(machine: Machine) -> N
     assert "compile: 2/2" in err
 
 
+@pytest.mark.parametrize("there", [(), ("winners.jsonl",)])
+def test_before_the_very_first_start_there_is_nothing_to_do(machine: Machine, there: tuple[str, ...]) -> None:
+    for name in there:
+        machine.logs.mkdir(parents=True)
+        (machine.logs / name).touch()
+    text = f"nothing to replay: no engine has written a shape log in {machine.logs} yet"
+
+    assert machine.run() == (0, f"{text}\n", "")
+    status, out, err = machine.run("--json")
+    assert (status, json.loads(out)["notes"], err) == (0, [text], "")
+
+
 def test_second_run_compiles_nothing(machine: Machine) -> None:
     path = machine.log(*machine.records(1, 2))
     machine.run(str(path))
@@ -151,7 +163,6 @@ def costing(record: Record, seconds: float) -> Record:
     [
         (("absent.jsonl",), "absent.jsonl"),
         ((".",), "no shape log"),
-        ((), "no engine has written a shape log there yet"),
     ],
 )
 def test_logs_that_are_not_there_are_an_error_with_the_fix(

@@ -47,7 +47,7 @@ def stats_command(as_json: bool) -> int:
     if as_json:
         click.echo(msgspec.json.encode(msgspec.to_builtins(stats)))
     else:
-        show_stats(stats, Console())
+        show_stats(stats, Console(markup=False))
     return 0
 
 
@@ -59,7 +59,7 @@ def top_command(interval: float) -> int:
     endpoint = find_endpoint(os.environ, load_settings().endpoint)
     # There is no other way to end it, so it is no failure.
     with contextlib.suppress(KeyboardInterrupt):
-        watch(endpoint, Console(), interval)
+        watch(endpoint, Console(markup=False), interval)
     return 0
 
 

@@ -10,16 +10,20 @@ import time
 from typing import Any
 
 import zmq
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
 from prefetchd.endpoint import Endpoint
 from prefetchd.node.lock import is_held
+from prefetchd.plain_text import printable
 from prefetchd.protocol import MAX_MESSAGE_BYTES, MalformedMessage, Stats, StatsQuery, decode, encode
 
 # A healthy daemon answers within milliseconds, a busy one within a second.
 ANSWER_LIMIT_S = 10.0
+# Of a problem; the daemon's log has it whole.
+SHOWN_TEXT = 400
 
 
 class NoDaemon(Exception):
@@ -57,7 +61,7 @@ def ask_stats(endpoint: Endpoint, limit_s: float = ANSWER_LIMIT_S) -> Stats:
 def show_stats(stats: Stats, console: Console) -> None:
     """Once, whole."""
     console.print(_view(stats))
-    figures = Table("figure", "value", title="figures")
+    figures = _table("figures", "figure", "value")
     for name, value in sorted(stats.figures.items()):
         figures.add_row(name, _number(value))
     console.print(figures)
@@ -73,10 +77,10 @@ def watch(endpoint: Endpoint, console: Console, interval_s: float) -> None:
 
 def _view(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_summary(stats), _queues(stats), _helpers(stats), _ranks(stats)]
-    problems = [f"problem: {text.splitlines()[0]}" for text in stats.tables.get("problems", ()) if text]
+    problems = [f"problem: {_line(text)}" for text in stats.tables.get("problems", ()) if text]
     found = stats.tables.get("mismatches", {})
     mismatches = [f"mismatch: {name.strip()} ({count} ranks)" for name, count in found.items()]
-    return Group(*parts, *_replay(stats), *mismatches, *problems)
+    return Group(*parts, *_replay(stats), *_helper_problems(stats), *mismatches, *problems)
 
 
 def _replay(stats: Stats) -> list[str]:
@@ -101,7 +105,7 @@ def _summary(stats: Stats) -> str:
 
 def _queues(stats: Stats) -> Table:
     priorities = ("urgent", "batch", "replay", "universe")
-    table = Table("queue", *priorities, "running", title="work")
+    table = _table("work", "queue", *priorities, "running")
     for queue in ("trace", "compile", "publish"):
         depths = (
             stats.figures.get(f"prefetchd_queue_depth{{priority={priority},queue={queue}}}", 0)
@@ -113,9 +117,7 @@ def _queues(stats: Stats) -> Table:
 
 
 def _helpers(stats: Stats) -> Table:
-    table = Table(
-        "helper", "state", "pid", "ranks", "traces", "restarts", "memory", "problem", title="helpers"
-    )
+    table = _table("helpers", "helper", "state", "pid", "ranks", "traces", "restarts", "memory")
     for helper in stats.tables.get("helpers", ()):
         table.add_row(
             str(helper["name"]),
@@ -125,14 +127,19 @@ def _helpers(stats: Stats) -> Table:
             str(helper["traces"]),
             str(helper["restarts"]),
             f"{helper['rss_bytes'] / (1 << 20):.0f} MiB",
-            str(helper["problem"]).partition("\n")[0][:80],
         )
     return table
 
 
+def _helper_problems(stats: Stats) -> list[str]:
+    """Below the table, which has no room for sentences."""
+    helpers = [helper for helper in stats.tables.get("helpers", ()) if helper["problem"]]
+    return [f"{helper['name']}: {_line(str(helper['problem']))}" for helper in helpers]
+
+
 def _ranks(stats: Stats) -> Table:
     names = ("planned", "hits", "late", "unplanned", "wasted")
-    table = Table("rank", "compiler", *names, "engine compiles", "engine seconds", title="ranks")
+    table = _table("ranks", "rank", "compiler", *names, "engine compiles", "engine seconds")
     accounts: dict[str, dict[str, Any]] = stats.tables.get("accounts", {})
     for rank, by_compiler in accounts.items():
         for compiler, counts in by_compiler.items():
@@ -144,6 +151,19 @@ def _ranks(stats: Stats) -> Table:
                 _number(sum(counts["engine_seconds"].values())),
             )
     return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    """One that cuts nothing: what a narrow terminal has no room for goes on below, headings word by word."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in headings:
+        table.add_column(heading, overflow="fold", min_width=max(map(len, heading.split())))
+    return table
+
+
+def _line(text: str) -> str:
+    """The first line of what may be a compiler's or an engine's own words."""
+    return printable(text.partition("\n")[0], SHOWN_TEXT)
 
 
 def _number(value: int | float) -> str:

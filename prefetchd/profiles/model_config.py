@@ -16,6 +16,7 @@ import msgspec
 
 from prefetchd.profiles.architectures import ARCHITECTURES, Gemm, ProfileError, Sizes, no_products
 from prefetchd.profiles.layer_kernels import MAMBA, MAMBA_NOTE, Kernel
+from prefetchd.profiles.model_sizes import ConfigError
 from prefetchd.profiles.sites import Flag, GemmSite, KernelSite, Profile
 
 # vLLM bounds the context it expands at once by a workspace of 64 Ki tokens; longer contexts go in pieces.
@@ -56,7 +57,22 @@ def profile_from_config(
     for what, value in (("tp", tp), ("ep", ep), ("dp", dp)):
         if value < 1:
             raise ProfileError(f"{what} = {value}: must be 1 or more")
-    model, config = _config(source)
+    model, place, config = _config(source)
+    try:
+        return _profile(model, config, tp, ep, dp, quantization, context_tokens)
+    except ConfigError as error:
+        raise ProfileError(f"{place}: {error}") from error
+
+
+def _profile(
+    model: str,
+    config: Mapping[str, Any],
+    tp: int,
+    ep: int,
+    dp: int,
+    quantization: str | None,
+    context_tokens: int | None,
+) -> Profile:
     name = _architecture(config)
     family = ARCHITECTURES[name]
     without_products = family.gemms is no_products
@@ -94,10 +110,11 @@ def _kernel_site(kernel: Kernel) -> KernelSite:
     return KernelSite(name=kernel.name, op=kernel.op, home=kernel.home, sizes=kernel.sizes, flags=flags)
 
 
-def _config(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """A model's name for people, and its configuration."""
+def _config(source: str | Path | Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
+    """A model's name for people, where its configuration stands, and that."""
     if isinstance(source, Mapping):
-        return str(source.get("_name_or_path") or source.get("model_type") or "model"), source
+        model = str(source.get("_name_or_path") or source.get("model_type") or "model")
+        return model, f"configuration of {model}", source
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     try:
@@ -114,19 +131,17 @@ def _config(source: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, A
         raise ProfileError(
             f"{path}: holds a {type(config).__name__}, not an object; give a model's config.json"
         )
-    return path.resolve().parent.name if path.name == "config.json" else path.stem, config
+    return path.resolve().parent.name if path.name == "config.json" else path.stem, str(path), config
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
-        raise ProfileError(
-            "config.json: the key 'architectures' is missing; add the model's class name as a list"
-        )
+        raise ConfigError("the key 'architectures' is missing; add the model's class name as a list")
     for name in names:
         if isinstance(name, str) and name in ARCHITECTURES:
             return name
-    raise ProfileError(
+    raise ConfigError(
         f"architectures = {names!r} is not known; known: {', '.join(sorted(ARCHITECTURES))}. For another "
         "model write a profile by hand: start from one of a known model, save it as NAME.profile.toml, and "
         "list your model's own matrices under [[gemms]] (name, op, n, k, m and, for experts, groups)"
@@ -142,11 +157,11 @@ def _quantization(config: Mapping[str, Any], wanted: str | None) -> str:
     if not found:
         return "bf16"
     if not isinstance(found, Mapping):
-        raise ProfileError(f"config.json: quantization_config = {found!r}: must be an object")
+        raise ConfigError(f"quantization_config = {found!r}: must be an object")
     method, block = found.get("quant_method"), found.get("weight_block_size")
     if method == "fp8" and block == [128, 128]:
         return "fp8"
-    raise ProfileError(
+    raise ConfigError(
         f"quantization_config: quant_method = {method!r} with weight_block_size = {block!r} does not run on "
         "DeepGEMM, which takes FP8 in blocks of [128, 128]; give quantization = fp8 or bf16 to plan for that "
         "nevertheless"
@@ -157,9 +172,7 @@ def _unconverted(config: Mapping[str, Any]) -> frozenset[str]:
     """Last names of the modules that the checkpoint keeps in BF16, in some layers or in all."""
     listed = config["quantization_config"].get("modules_to_not_convert") or []
     if not isinstance(listed, list):
-        raise ProfileError(
-            f"config.json: quantization_config.modules_to_not_convert = {listed!r}: must be a list of names"
-        )
+        raise ConfigError(f"quantization_config.modules_to_not_convert = {listed!r}: must be a list of names")
     return frozenset(str(path).rpartition(".")[2] for path in listed)
 
 

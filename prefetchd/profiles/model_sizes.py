@@ -17,6 +17,10 @@ class ProfileError(ValueError):
     """A profile that cannot be made, read or used; the text names the site or key, its value and the fix."""
 
 
+class ConfigError(ProfileError):
+    """What a configuration says cannot be used. Whoever knows where it was read puts that in front."""
+
+
 class Sizes:
     """A model's configuration and how it is divided; every look-up that fails names the key."""
 
@@ -32,11 +36,9 @@ class Sizes:
         found: Any = self.config.get(table) if table else self.config
         value = found.get(name) if isinstance(found, Mapping) else None
         if value is None:
-            raise ProfileError(
-                f"config.json: the key {key!r} is missing; is this the model's own configuration?"
-            )
+            raise ConfigError(f"the key {key!r} is missing; is this the model's own configuration?")
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
-            raise ProfileError(f"config.json: {key} = {value!r}: must be a whole number of {least} to {MOST}")
+            raise ConfigError(f"{key} = {value!r}: must be a whole number of {least} to {MOST}")
         return value
 
     def optional(self, key: str, default: int, *, least: int = 0) -> int:

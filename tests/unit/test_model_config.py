@@ -261,6 +261,21 @@ def test_bad_configuration_names_the_key(
     assert all(word in str(caught.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"architectures": None}, {"architectures": ["Gpt"]}, {"hidden_size": None}, {"hidden_size": "big"},
+     {"quantization_config": 3}, {"quantization_config": {"quant_method": "awq"}}],
+)  # fmt: skip
+def test_bad_configuration_names_the_file_it_was_read_from(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "my-model.json"
+    path.write_text(json.dumps(config("deepseek-v3", **changes)))
+
+    with pytest.raises(ProfileError, match=f"^{path}: ") as caught:
+        profile_from_config(path)
+
+    assert "config.json" not in str(caught.value)
+
+
 def test_nested_key_is_named_in_full() -> None:
     with pytest.raises(ProfileError, match=r"'linear_attn_config\.head_dim' is missing"):
         profile_from_config(config("kimi-linear-48b-a3b", linear_attn_config={"num_heads": 32}))

@@ -250,15 +250,28 @@ class Reception:
 
     def _states_anywhere(self, query: Query) -> tuple[State, ...]:
         """To a tool, which has no directories of its own: how far a key is for the best-off engine."""
-        broker, ranks = self._node.broker, self._node.peers.ranks()
+        broker = self._node.broker
+        ranks = {compiler: self._apart(compiler) for compiler in {name.compiler for name in query.keys}}
         return tuple(
             max(
-                (_KEY_STATES[broker.key_status(rank, (name.compiler, name.key)).state] for rank in ranks),
+                (
+                    _KEY_STATES[broker.key_status(rank, (name.compiler, name.key)).state]
+                    for rank in ranks[name.compiler]
+                ),
                 key=_FURTHEST.index,
                 default=State.UNKNOWN,
             )
             for name in query.keys
         )
+
+    def _apart(self, compiler: str) -> list[str]:
+        """One rank for each directory of the compiler: a key is as far for all who share one."""
+        found: dict[str | None, str] = {}
+        for rank, peer in self._node.peers.ranks().items():
+            group = self._node.group_of(peer)
+            roots = {} if group is None else group.first_roots.get(rank, {})
+            found.setdefault(roots.get(compiler), rank)
+        return list(found.values())
 
     def answer(self, answer: BrokerAnswer) -> None:
         """Sends what the broker found for a query."""

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from daemon_bench import Clock, Engine, FakeHelper, Place, eventually, fakes, figures, job, plan, run, sweep
 
-from prefetchd.broker.types import Compile, Priority
+from prefetchd.broker import Broker
+from prefetchd.broker.types import Compile, KeyId, KeyStatus, Priority
 from prefetchd.protocol import (
     Answer,
     Event,
@@ -189,6 +190,37 @@ def test_tool_that_asks_hears_how_far_a_key_is_for_the_engine_that_is_best_off(p
             tool.close()
 
     run(scenario())
+
+
+def test_tools_query_costs_one_look_for_each_directory_however_many_ranks_share_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    real = Broker.key_status
+
+    def counted(broker: Broker, rank: str, key: KeyId) -> KeyStatus:
+        looks.append(key[1])
+        return real(broker, rank, key)
+
+    async def scenario() -> None:
+        async with place.serving():
+            engine, tool = Engine(place.address), Engine(place.address)
+            others = [Engine(place.address) for _ in range(4)]
+            for number, other in enumerate(others):
+                await other.attach(place.root("apart" if number == 3 else "cache"), rank=number)
+            await engine.attach(place.root("last"), rank=4)
+            await engine.send(plan(1, 1))
+            await engine.next(Settled)
+            monkeypatch.setattr(Broker, "key_status", counted)
+            await tool.send(Hello(engine="explain", pid=os.getpid(), generation="a tool"))
+            await tool.next(Welcome)
+            await tool.send(Query(id=7, keys=(KeyName("shell", "key1"), KeyName("shell", "never"))))
+            assert (await tool.next(Answer)).keys == (State.PUBLISHED, State.UNKNOWN)
+            for each in (engine, tool, *others):
+                each.close()
+
+    run(scenario())
+    assert looks == ["key1"] * 3 + ["never"] * 3
 
 
 def test_compile_that_fails_is_told_with_its_reason_and_settles_the_plan(place: Place) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from tables.counting import triton_kernels
-from tables.hybrid import Kda, Mamba, count_benchmarks
+from tables.hybrid import Kda, Mamba
+from tables.triton_counting import count_benchmarks
 
 WARM_UP = (128,) * 16
 # Whole chunks of 64; and the same number of sequences that are not, as the rest of a long prompt is.

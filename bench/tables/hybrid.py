@@ -8,11 +8,9 @@ contents do not matter for time, except that they are random and not zero.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
@@ -180,37 +178,3 @@ def _bare_mamba_ssm() -> None:
     package = ModuleType("mamba_ssm")
     package.__path__ = [f"{path}/mamba_ssm" for path in sys.path]
     sys.modules["mamba_ssm"] = package
-
-
-def count_benchmarks() -> list[float]:
-    """Grows by the seconds of each candidate that Triton's tuner measures in this process."""
-    from triton.runtime.autotuner import Autotuner
-
-    measured: list[float] = []
-    original = Autotuner._bench
-
-    def counting(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        result = original(tuner, *args, **kwargs)
-        measured.append(time.perf_counter() - begun)
-        return result
-
-    Autotuner._bench = counting
-    return measured
-
-
-def count_compiles() -> list[str]:
-    """Grows by the name of each Triton kernel that this process compiles itself; found on disk is none."""
-    from triton import knobs
-
-    compiled: list[str] = []
-    before = knobs.compilation.listener
-
-    def listen(*, src: Any, cache_hit: bool, **rest: Any) -> None:
-        if not cache_hit:
-            compiled.append(str(getattr(src, "name", src)))
-        if before is not None:
-            before(src=src, cache_hit=cache_hit, **rest)
-
-    knobs.compilation.listener = listen
-    return compiled

@@ -67,7 +67,7 @@ def test_engine_compiles_nothing_after_a_warm_without_the_gpu(device: Target, tm
 
     engine = json.loads(
         run(
-            sys.executable, HERE / "engine.py", PROFILE, MAX_TOKENS,
+            sys.executable, HERE / "deep_gemm_engine.py", PROFILE, MAX_TOKENS,
             DG_JIT_CACHE_DIR=str(cache), DG_JIT_NVCC_COMPILER=str(nvcc),
         ).splitlines()[-1]
     )  # fmt: skip

@@ -10,11 +10,16 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.nn.functional import logsigmoid
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from tables.triton_counting import count_benchmarks
 
 BF16, FLOAT, INT = torch.bfloat16, torch.float32, torch.int32
 LENGTHS = (256, 64)
@@ -103,24 +108,8 @@ CASES: dict[str, Callable[[], Callable[[], Any]]] = {
 }
 
 
-def count_benchmarks() -> list[float]:
-    """Grows by the seconds of each candidate that the library's tuner measures."""
-    from triton.runtime.autotuner import Autotuner
-
-    measured: list[float] = []
-    original = Autotuner._bench
-
-    def counting(tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        begun = time.perf_counter()
-        result = original(tuner, *args, **kwargs)
-        measured.append(time.perf_counter() - begun)
-        return result
-
-    Autotuner._bench = counting
-    return measured
-
-
 def timed(call: Callable[[], Any]) -> float:
+    """Seconds of a call, with what it left the device to do."""
     begun = time.perf_counter()
     with torch.inference_mode():
         call()

@@ -1,7 +1,7 @@
 """A serving process's view: every request of a profile by the library's own ops on the device that is there.
 
-Usage: deep_gemm_engine.py PROFILE MAX_TOKENS. Prints one JSON object: a row a site with its calls and its worst
-call in milliseconds, device time included (each call is synchronised).
+Usage: deep_gemm_engine.py PROFILE MAX_TOKENS. Prints one JSON object: a row a site with its calls and its
+worst call in milliseconds, device time included (each call is synchronised).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import os
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -82,16 +81,14 @@ def move_sources(directory: Path, old: Path, new: Path) -> bool:
 
     One that is there already with the same content stays, with its time. Raises `OSError`, `UnknownNinja`.
     """
-    for source in generated_sources(directory, old):
+    for number, source in enumerate(generated_sources(directory, old)):
         final = new / source.relative_to(old)
         final.parent.mkdir(parents=True, exist_ok=True)
-        staged = final.with_name(f".{final.name}.{uuid.uuid4().hex[:8]}")
+        # Beside the build: what a killed process leaves there is removed by the next start.
+        staged = directory.with_name(f"source-{number}")
         shutil.copy2(source, staged)
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(staged, final)
-        finally:
-            staged.unlink()
+        with contextlib.suppress(FileExistsError):
+            os.link(staged, final)
         if final.read_bytes() != source.read_bytes():
             return False
     return True

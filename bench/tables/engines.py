@@ -19,6 +19,7 @@ COMPILERS = {
     "deep_jit": "DeepGEMM",
     "cute_dsl": "CuTe DSL",
     "flashinfer_cute": "FlashInfer's CuTe",
+    "flashinfer_modules": "FlashInfer's modules",
     "flashinfer_modules": "FlashInfer",
 }
 NO_RUN = "-"

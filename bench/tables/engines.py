@@ -19,7 +19,6 @@ COMPILERS = {
     "deep_jit": "DeepGEMM",
     "cute_dsl": "CuTe DSL",
     "flashinfer_cute": "FlashInfer's CuTe",
-    "flashinfer_modules": "FlashInfer's modules",
     "flashinfer_modules": "FlashInfer",
 }
 NO_RUN = "-"

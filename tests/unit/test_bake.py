@@ -35,11 +35,11 @@ def order(phase: Phase = Phase.CAPTURE) -> Order:
     )
 
 
-def started(directory: Path, how: str, timeout_s: float = LIMIT_S) -> list[Answer]:
+def started(directory: Path, how: str) -> list[Answer]:
     write_order(directory, order())
     environment = engine_environment(H200, BASE, directory)
     command = [sys.executable, str(ENGINE), how]
-    return asyncio.run(run_engine(command, environment, directory, directory / "log", timeout_s))
+    return asyncio.run(run_engine(command, environment, directory, directory / "log", LIMIT_S))
 
 
 def test_order_reaches_a_process_by_its_environment(tmp_path: Path) -> None:
@@ -74,9 +74,11 @@ def test_engine_that_hangs_is_ended_whatever_it_ignores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("prefetchd.baking.engine.ENDING_S", 0.1)
+    # A shell, which does this as soon as it is started.
+    engine = ["sh", "-c", f"trap '' TERM; echo $$ >{tmp_path}/pid; while :; do sleep 600; done"]
 
     with pytest.raises(EngineFailed, match="--timeout"):
-        started(tmp_path, "hangs", timeout_s=5.0)
+        asyncio.run(run_engine(engine, BASE, tmp_path, tmp_path / "log", timeout_s=1.0))
 
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

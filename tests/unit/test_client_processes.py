@@ -14,9 +14,11 @@ import pytest
 from fake_daemon import BEAT_S, LIMIT_S, FakeDaemon, until
 from processes import start_child
 
-from prefetchd.client import Client
+from prefetchd.client import CLOSE_S, Client
 from prefetchd.protocol import Goodbye, Heartbeat, Hello, Plan, Settled, request_from_fields
 
+# Twenty times what the client gives itself, for a busy machine; a wait for the daemon would have no end.
+QUICK_S = 20 * CLOSE_S
 # Registered before the client's own, so called after it: prints what the end took us.
 ENGINE = """
 import atexit, sys, time
@@ -89,14 +91,14 @@ def seconds_at_the_end(engine: subprocess.Popen[str]) -> float:
 
 
 def test_interpreter_ends_quickly_without_a_daemon(address: str) -> None:
-    assert seconds_at_the_end(start(ENGINE, address)) < 0.1
+    assert seconds_at_the_end(start(ENGINE, address)) < QUICK_S
 
 
 def test_interpreter_ends_quickly_with_a_daemon_and_says_goodbye(address: str, daemon: FakeDaemon) -> None:
     engine = start(ENGINE, address)
     daemon.next(Heartbeat)
 
-    assert seconds_at_the_end(engine) < 0.1
+    assert seconds_at_the_end(engine) < QUICK_S
     daemon.next(Goodbye)
 
 
@@ -114,7 +116,7 @@ def test_interpreter_ends_quickly_beside_a_stopped_daemon(address: str) -> None:
     assert os.read(ready, 1) == b"."
     os.waitpid(child, os.WUNTRACED)
 
-    assert seconds_at_the_end(engine) < 0.1
+    assert seconds_at_the_end(engine) < QUICK_S
 
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)

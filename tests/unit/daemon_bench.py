@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -25,6 +26,7 @@ from prefetchd.config import Settings
 from prefetchd.daemon import Daemon
 from prefetchd.node import attaching, groups
 from prefetchd.node.allow import own_library_directories
+from prefetchd.node.helpers import Desk, Helper, Limits, Start
 from prefetchd.node.state import Node
 from prefetchd.protocol import (
     Hello,
@@ -279,6 +281,11 @@ async def still_serves(place: Place) -> Stats:
     return found
 
 
+def soon_again(name: str, start: Start, desk: Desk, limits: Limits) -> Helper:
+    """A helper that is not paused for long when it fails."""
+    return Helper(name, start, desk, msgspec.structs.replace(limits, first_pause_s=0.05))
+
+
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeHelper]:
     """The fake helper and compiler in place of the real ones."""
@@ -288,6 +295,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeHelper]:
     monkeypatch.setattr(
         groups.Group, "tracer", lambda self, providers: FakeHelper(providers, self.environment)
     )
+    monkeypatch.setattr(groups, "Helper", soon_again)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "default"))
     monkeypatch.setattr(FakeHelper, "started", [])
     monkeypatch.setattr(FakeHelper, "refuse", "")

@@ -318,7 +318,13 @@ def test_idle_daemon_ends_only_when_nobody_is_there_and_nothing_is_left(place: P
             assert not daemon._ending
             await engine.send(Goodbye())
             await eventually(lambda: not list(daemon._node.peers.ranks()))
-            await eventually(lambda: daemon._ending)
+
+            def ended() -> bool:
+                clock.ahead(2.0)
+                daemon._wake()
+                return daemon._ending
+
+            await eventually(ended)
             engine.close()
 
     run(scenario())

@@ -155,6 +155,7 @@ def test_helper_is_ended_when_its_engines_have_been_gone_for_a_while(place: Plac
             await engine.send(Goodbye())
             await eventually(lambda: not daemon._node.peers.ranks())
             Clock(daemon._node).ahead(61.0)
+            daemon._wake()
             await eventually(lambda: not daemon._node.groups.by_name)
             assert FakeHelper.started[0]._end.is_set()
             engine.close()

@@ -124,31 +124,32 @@ def test_empty_log_gives_a_page(tmp_path: Path) -> None:
     assert "no records" in page(gathered(tmp_path))
 
 
-def test_page_of_a_hundred_thousand_records_is_bounded(tmp_path: Path) -> None:
+def test_page_of_many_records_is_bounded(tmp_path: Path) -> None:
     chance = random.Random(2)
     long = "x" * 3000
+    count = 20 * MAX_BARS
     with (tmp_path / "n.rank0.jsonl").open("wb") as file:
-        for number in range(100_000):
+        for number in range(count):
             line = record(
                 f"{number}{long[:300]}",
                 chance.choice(["planned", "late", "unplanned"]),
                 chance.random() * 9,
                 at=number * 1.5,
                 rank=number % 500,
-                site=f"{number % 30_000}.py{long[:100]}",
+                site=f"{number % 15_000}.py{long[:100]}",
             )
             file.write(encode_line(line))
 
     report = gather([tmp_path / "n.rank0.jsonl"])
     shown = page(report)
 
-    assert report.records == 100_000
+    assert report.records == count
     assert len(report.lanes) == MAX_LANES + 1
     assert list(report.lanes)[-1] == OTHERS
-    assert sum(lane.hits + lane.compiles for lane in report.lanes.values()) == 100_000
+    assert sum(lane.hits + lane.compiles for lane in report.lanes.values()) == count
     assert len(report.bars) == MAX_BARS
     # The dearest are drawn.
-    assert min(bar.seconds for bar in report.bars) > 8.5
+    assert min(bar.seconds for bar in report.bars) > 8
     assert len(shown) < 2_000_000
 
 

@@ -35,6 +35,8 @@ from tables.scheduler import BUDGET
 
 ARMS = ("without", "live", "ready")
 POLL_S = 0.1
+# The daemon's figures are asked for less often: a slow step is compared with when something was traced.
+LOOKS_A_FIGURE = 5
 # The bar: once drained no step is longer than this many times the median of its kind.
 STEP_FACTOR = 3.0
 # mamba_ssm's tuners keep and read results only where this asks for it.
@@ -159,9 +161,15 @@ class Arm:
         daemon = LiveDaemon(place, {**kept, **self._caches})
         try:
             daemon.start()
-            facts: dict[str, Any] = {}
+            facts: dict[str, Any] = {"traces": []}
+            looks = 0
             while engine.poll() is None:
                 now = round(time.time() - begun, 2)
+                looks += 1
+                if looks % LOOKS_A_FIGURE == 0:
+                    traced = daemon.stats().figures.get("prefetchd_traces_total", 0)
+                    if traced != (facts["traces"] or [[0.0, 0]])[-1][1]:
+                        facts["traces"].append([now, traced])
                 if "drained_s" not in facts:
                     if daemon.page("/ready")[0] != 200:
                         facts.setdefault("attached_s", now)

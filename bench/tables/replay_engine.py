@@ -93,7 +93,11 @@ def batch_of(step: Step) -> Batch:
 
 
 def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
-    """Steps until the time is over: [begin, kind, milliseconds, tokens] of each, and times to first token."""
+    """Steps until the time is over, and times to first token.
+
+    A step is its begin, kind, milliseconds and tokens, then the milliseconds that its thread worked and those
+    that the process's other threads did: so a slow machine is told from a thread that waits.
+    """
     scheduler = Scheduler(arrivals(order.seed, order.rate))
     steps: list[list[Any]] = []
     # As engines do after their start: what lives on is no longer looked at by the garbage collector.
@@ -106,6 +110,7 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         if step is None:
             time.sleep(max(0.0, min(scheduler.next_arrival, order.seconds) - now))
             continue
+        worked, all_worked = time.thread_time(), time.process_time()
         if handle is not None:
             handle.on_schedule(batch_of(step))
         if step.kind == "suspend":
@@ -114,7 +119,9 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
             model.forward(step.lengths, len(step.decodes))
         ended = time.perf_counter() - begun
         scheduler.ended(step, ended)
-        steps.append([round(now, 3), step.kind, round((ended - now) * 1e3, 2), step.tokens])
+        worked, all_worked = time.thread_time() - worked, time.process_time() - all_worked
+        times = [round(seconds * 1e3, 2) for seconds in (ended - now, worked, all_worked - worked)]
+        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:]])
     over = time.perf_counter() - begun
     # Also those who came while the last step ran.
     scheduler.admit(over)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from broker_world import COMPILE_ERROR, COMPILER, OK, PROVIDER, TIMED_OUT, World, gemm, gemms, key_of
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -293,5 +294,13 @@ class BrokerMachine(RuleBasedStateMachine):
         self.answered += [answer.token for answer in self.world.answers[before:]]
 
 
-TestBroker = BrokerMachine.TestCase
-TestBroker.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+class TestBroker(BrokerMachine.TestCase):
+    settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+class TestBrokerAtLength(BrokerMachine.TestCase):
+    """What 150 runs seldom meet: three ranks, a sweep and a request inside it, in one order of many."""
+
+    settings = settings(max_examples=1000, stateful_step_count=50, deadline=None)

@@ -58,7 +58,7 @@ def vllm_scheduler(stored: Stored) -> str:
     figures = run["figures"]
     return (
         f"Following the real scheduler takes {figures['on_schedule_us']['p50']:.0f} us of its thread a step "
-        f"at {figures['running']} running requests (p99 {figures['on_schedule_us']['p99']:.0f} us), "
+        f"at {figures['running']} running requests (p99 {figures['on_schedule_us']['p99']:.0f} us),\n"
         f"{figures['share']:.1%} of its own loop without any model (bar: 1 %).\n"
     )
 

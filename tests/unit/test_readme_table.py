@@ -74,6 +74,20 @@ def test_run_on_the_null_device_is_no_result(copy: Path) -> None:
     assert readme(copy, "--check").returncode == 1
 
 
+def test_start_of_an_engine_is_one_on_the_null_device(copy: Path) -> None:
+    """There its counts are true, and the README says what its times are."""
+    start = {"up_s": 41.0, "first_prompt_s": 0.2, "compiles": {"triton": 4711}}
+    run = {"part": "replay", "model": "kimi-linear", "target": "h200", "cold": start, "replayed": start}
+    path = copy / "docs/results/vllm.json"
+    runs = json.loads(path.read_text())["runs"]
+
+    path.write_text(json.dumps({"runs": [*runs, run | {"null": False}]}))
+    assert readme(copy, "--check").returncode == 0
+    path.write_text(json.dumps({"runs": [*runs, run | {"null": True}]}))
+    assert readme(copy).returncode == 0
+    assert "41 s + 0.20 s; 4711 Triton compiled" in (copy / "README.md").read_text()
+
+
 def test_unknown_part_is_named(copy: Path) -> None:
     path = copy / "docs/benchmarks.md"
     path.write_text(path.read_text() + "\n<!-- generated: nonsense -->\n<!-- end of nonsense -->\n")

@@ -9,7 +9,13 @@ import pytest
 from fake_deep_gemm import make_package
 
 from prefetchd.compilers.base import CompilerUnavailable
-from prefetchd.compilers.deep_gemm_package import Line, Package, find_package, vendors_default
+from prefetchd.compilers.deep_gemm_package import (
+    Line,
+    Package,
+    find_package,
+    include_digest,
+    vendors_default,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,27 @@ def test_what_python_would_import_is_found_without_importing_it(
     monkeypatch.delitem(sys.modules, "deep_gemm", raising=False)
 
     assert find_package().directory == directory
+
+
+def test_headers_are_read_once_and_again_when_one_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = find_package(make_package(tmp_path, new=True))
+    header = package.directory / "include/deep_gemm/one.cuh"
+    header.write_text("first")
+    read: list[str] = []
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or read_bytes(path))
+
+    first = include_digest(package)
+    assert "one.cuh" in read
+    read.clear()
+    assert include_digest(package) == first
+    assert read == []
+    header.write_text("another")
+    assert include_digest(package) != first
+    header.rename(header.with_name("two.cuh"))
+    assert include_digest(package) not in (first, "")
 
 
 def test_no_package_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

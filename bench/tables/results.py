@@ -24,7 +24,8 @@ from prefetchd.cores import usable_cores
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 PACKAGES = (
-    "prefetchd", "torch", "triton", "sgl-deep-gemm", "fla-core", "mamba-ssm", "vllm", "pyzmq", "msgspec",
+    "prefetchd", "torch", "triton", "sgl-deep-gemm", "fla-core", "einops", "mamba-ssm", "vllm", "pyzmq",
+    "msgspec",
 )  # fmt: skip
 
 Run = dict[str, Any]

@@ -270,8 +270,10 @@ def test_only_what_fail_fast_asks_for_is_raised(put: Callable[[ModuleType], Any]
 
 
 def test_tuner_that_has_a_listener_tells_benchmarks_and_no_result_of_a_file(
-    put: Callable[[ModuleType], Any],
+    put: Callable[[ModuleType], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The device is asked by torch, which takes seconds to import.
+    monkeypatch.setitem(sys.modules, "torch", None)
     knobs = few_knobs()
     knobs.autotuning = SimpleNamespace(listener=None)
     put(library(knobs=knobs))

@@ -29,7 +29,7 @@ from prefetchd.compilers.base import (
 )
 from prefetchd.compilers.cute_dsl_modes import CompileOne, Reached, Recorder, Refuser, Variant
 from prefetchd.compilers.cute_dsl_objects import check_architecture
-from prefetchd.compilers.cute_dsl_records import variant_of
+from prefetchd.compilers.cute_dsl_records import site_of, variant_of
 from prefetchd.config import (
     CUTE_DICTS_VARIABLE,
     CUTE_FUNCTIONS_VARIABLE,
@@ -38,7 +38,7 @@ from prefetchd.config import (
     DEFAULT_CUTE_STORE_MB,
 )
 from prefetchd.cute import artifacts
-from prefetchd.cute.calls import Undescribable, function_of, perform
+from prefetchd.cute.calls import Undescribable, perform
 from prefetchd.cute.canonical import Unkeyable, decode
 from prefetchd.cute.engine import settings_here
 from prefetchd.cute.fingerprint import (
@@ -53,6 +53,7 @@ from prefetchd.cute.fingerprint import (
 from prefetchd.cute.homes import Site, SiteError, sites
 from prefetchd.cute.hooks import Hooks, Mode, Place
 from prefetchd.cute.loading import export, kind_of, load
+from prefetchd.kernel_packages import allowed_packages
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
 from prefetchd.store import publish_directory
@@ -86,6 +87,8 @@ class CuteDsl(ForkedCompiler):
             megabytes = int(environment.get(CUTE_STORE_MB_VARIABLE, DEFAULT_CUTE_STORE_MB))
         except (ValueError, SiteError) as error:
             raise CompilerUnavailable(str(error)) from error
+        self._known = {site.namespace: site for site in self._sites}
+        self._packages = allowed_packages(environment)
         self._limit_bytes = megabytes << 20
         self._prints: dict[tuple[str, ...], tuple[str, str]] = {}
 
@@ -143,7 +146,7 @@ class CuteDsl(ForkedCompiler):
             artifact = artifacts.Artifact(
                 name=variant.name,
                 namespace=variant.namespace,
-                key=Place(self.site(variant.namespace), variant.node, variant.number).key,
+                key=Place(self.site(variant), variant.node, variant.number).key,
                 kind=kind,
                 symbol=symbol,
                 architecture=variant.architecture,
@@ -198,7 +201,7 @@ class CuteDsl(ForkedCompiler):
 
     def rebuild(self, record: Record) -> Job:
         """See `Compiler`."""
-        return self.job(variant_of(record, self.architecture, {site.namespace: site for site in self._sites}))
+        return self.job(variant_of(record, self.architecture, self._known, self._packages))
 
     def job(self, variant: Variant, cost: float = USUAL_SECONDS) -> Job:
         """The job that compiles a variant."""
@@ -212,19 +215,20 @@ class CuteDsl(ForkedCompiler):
             self._prints[sources] = digest(parts), source_fingerprint(sources)
         return artifacts.entry_name(place.site.namespace, place.key, *self._prints[sources])
 
-    def site(self, namespace: str) -> Site:
-        """The site of that name. Raises `CompilerUnavailable`."""
-        for site in self._sites:
-            if site.namespace == namespace:
-                return site
-        raise CompilerUnavailable(
-            f"{namespace} is no known place of compiled kernels; name it in cute_dicts or cute_functions"
-        )
+    def site(self, variant: Variant) -> Site:
+        """Where a variant's kernel is kept. Raises `CompilerUnavailable`."""
+        site = site_of(variant, self._known, self._packages)
+        if site is None:
+            raise CompilerUnavailable(
+                f"{variant.namespace} is no known place of compiled kernels; name it in cute_dicts or "
+                "cute_functions, or its package in replay_packages"
+            )
+        return site
 
     @contextlib.contextmanager
     def _installed(self, mode: Mode) -> Iterator[None]:
         allow_cuda_after_fork()
-        hooks = Hooks(mode, self._sites)
+        hooks = Hooks(mode, self._sites, self._packages)
         hooks.install()
         try:
             yield
@@ -233,7 +237,7 @@ class CuteDsl(ForkedCompiler):
 
     def _replay(self, variant: Variant) -> None:
         """Does again what led to the compile. Raises `CompilerUnavailable` and what the library raises."""
-        site = self.site(variant.namespace)
+        site = self.site(variant)
         try:
             if site.kind == "function":
                 # Through the module: what is installed there by now opens the scope.
@@ -241,8 +245,7 @@ class CuteDsl(ForkedCompiler):
                 bound = inspect.BoundArguments(inspect.signature(function), dict(decode(variant.node)))
                 function(*bound.args, **bound.kwargs)
             elif variant.call is not None:
-                function_of(variant.call.module, variant.call.function)
-                perform(variant.call)
+                perform(variant.call, self._packages if site.kind == "call" else ())
             else:
                 raise CompilerUnavailable(
                     f"{variant.namespace}: nobody kept the call that this key of a dict came from; replay it "

@@ -31,7 +31,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     node: Node
     number: int = 0
     architecture: Text
-    # For a dict's key: the call of the library that missed it. A cached function is called by its key.
+    # For a dict's key: the call of the library that missed it; else the one that had it compiled. A known
+    # cached function is called by its key.
     call: Call | None = None
 
 
@@ -76,7 +77,7 @@ class Recorder:
     def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
         """See `Mode`."""
         if place is not None:
-            self._add(place, None)
+            self._add(place, place.call)
         return StandIn(run)
 
     def unkeyable(self, site: Site, reason: str) -> None:

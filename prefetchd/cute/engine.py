@@ -250,9 +250,10 @@ def attach(
     environment: Mapping[str, str],
     places: Iterable[Site],
     listener: Listener | None = None,
+    packages: tuple[str, ...] = (),
 ) -> tuple[EngineMode, Hooks]:
-    """Installs the engine's mode at these places."""
+    """Installs the engine's mode at these places, and for what functions of these packages have compiled."""
     mode = EngineMode(root, device, environment, listener)
-    hooks = Hooks(mode, places)
+    hooks = Hooks(mode, places, packages)
     hooks.install()
     return mode, hooks

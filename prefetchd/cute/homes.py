@@ -1,21 +1,23 @@
-"""Where libraries keep their compiled CuTe kernels: which dicts, which cached functions, and whose sources.
+"""Where libraries keep their compiled CuTe kernels: which dicts, which functions, and whose sources.
 
 A *site* is one place where a library looks before it compiles. The subtle rule is the key's completeness:
 a site's key may leave out constants of the kernel's source, so `sources` names the packages whose text
 belongs to it, and a place at which an integer is a device's number is named, because there the number must
-not count. More sites come from the settings `cute_dicts` and `cute_functions`.
+not count. More sites come from the settings `cute_dicts` and `cute_functions`; a site of kind `call` is
+listed nowhere: any function of an allowed package that has something compiled is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
-SiteKind = Literal["dict", "function"]
+SiteKind = Literal["dict", "function", "call"]
 
 
 class Site(NamedTuple):
-    """A dict or a cached function of a module, by its attribute."""
+    """A dict or a function of a module, by its attribute."""
 
     kind: SiteKind
     module: str
@@ -65,6 +67,18 @@ KNOWN: tuple[Site, ...] = (
     *_dicts("cula.ops.kda.decode.cute", ("cula.ops.kda",), _compiled_kernels=()),
     *_dicts("sglang.jit_kernel.cutedsl_gdn", _compiled_kernels=()),
 )
+
+
+# Kernel libraries of which parts are traced into the kernels of others, where they are installed.
+_COMPANIONS = ("quack",)
+
+
+def calling(module: str, function: str) -> Site:
+    """The site of a function that has kernels compiled. Which modules its kernels are made of nobody says, so
+    its whole package is their source.
+    """
+    companions = tuple(name for name in _COMPANIONS if find_spec(name) is not None)
+    return Site("call", module, function, (module.partition(".")[0], *companions))
 
 
 def sites(dicts: Iterable[str] = (), functions: Iterable[str] = ()) -> tuple[Site, ...]:

@@ -1,10 +1,11 @@
-"""The three places at which a CuTe compile is met: a library's dict, its cached function, the DSL's compiler.
+"""The places at which a CuTe compile is met: a library's dict, its cached function, the DSL's compiler.
 
 Nothing here knows what is to happen: a `Mode` does, one for the engine (load, else compile), others for
 the helper (record, refuse, compile one). The subtle rules: a dict's key is bound to a compiled function when
 it is *assigned*, by the identity of the value, because between the look-up and the compile a library may do
-anything; a cached function's arguments are its compiles' key as long as it runs, by their order. The class of
-`cute.compile` is patched and never that object, of which libraries hold and make others.
+anything; a cached function's arguments are its compiles' key as long as it runs, by their order; a compile
+that neither names is named by its caller and by what is compiled (`callers`). The class of `cute.compile` is
+patched and never that object, of which libraries hold and make others.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from prefetchd import post_import
+from prefetchd.cute.callers import caller_of, node_of
+from prefetchd.cute.calls import Call
 from prefetchd.cute.canonical import Node, Unkeyable, encode, text_of
-from prefetchd.cute.homes import Site
+from prefetchd.cute.homes import Site, calling
 
 log = logging.getLogger("prefetchd")
 
@@ -35,6 +38,8 @@ class Place(NamedTuple):
     site: Site
     node: Node
     number: int = 0
+    # Of a site of kind `call`: how the compile is reached again.
+    call: Call | None = None
 
     @property
     def key(self) -> str:
@@ -146,11 +151,16 @@ class _Scopes(threading.local):
 
 
 class Hooks:
-    """One installation of a mode at all sites, those of modules that are imported later included."""
+    """One installation of a mode at all sites, those of modules that are imported later included.
 
-    def __init__(self, mode: Mode, places: Iterable[Site]) -> None:
+    Functions of `packages` may name a compile that no site names.
+    """
+
+    def __init__(self, mode: Mode, places: Iterable[Site], packages: tuple[str, ...] = ()) -> None:
         self._mode = mode
         self._sites = tuple(places)
+        self._packages = packages
+        self._dict_modules = frozenset(site.module for site in self._sites if site.kind == "dict")
         self._scopes = _Scopes()
         self._undo: list[Callable[[], None]] = []
         self._active = True
@@ -269,6 +279,24 @@ class Hooks:
         stack[-1][2] += 1
         return Place(site, node, number)
 
+    def _place_of_call(self, subject: tuple[Any, ...]) -> Place | None:
+        """Where no function of ours is running: what the frames say of this compile."""
+        if self._scopes.stack or not self._packages:
+            return None
+        # Ours and the compiler's are passed over.
+        caller = caller_of(sys._getframe(1), self._packages)
+        if caller is None or caller.call.module in self._dict_modules:
+            return None
+        site = calling(caller.call.module, caller.call.function)
+        try:
+            return Place(site, node_of(caller, subject, self._packages), call=caller.call)
+        except Unkeyable as error:
+            self._mode.unkeyable(site, str(error))
+        except Exception as error:
+            # An object of a library may do anything when it is looked at.
+            self._mode.unkeyable(site, f"{type(error).__name__}: {error}")
+        return None
+
     def _patch_compiler(self, module: ModuleType) -> None:
         owner = module.CompileCallable
         before = owner._compile
@@ -276,6 +304,9 @@ class Hooks:
         @functools.wraps(before)
         def _compile(compiler: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
             place = self._next_place()
+            if place is None:
+                # Of the compiler itself its options, which `cute.compile[...]` sets.
+                place = self._place_of_call((func, args, kwargs, vars(compiler)))
             return self._mode.compile(place, func, lambda: before(compiler, func, *args, **kwargs))
 
         owner._compile = _compile

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from prefetchd.config import load_settings
 from prefetchd.cute.artifacts import find_root, names
-from prefetchd.cute.calls import Call, Undescribable, describe
+from prefetchd.cute.calls import Call, Fields, Global, Plain, Undescribable, describe
 from prefetchd.cute.engine import COMPILER, EngineMode, attach
 from prefetchd.cute.homes import sites
 from prefetchd.cute.hooks import Hooks, Place
 from prefetchd.cute.loading import preload
 from prefetchd.introduction import driver_is_up
+from prefetchd.kernel_packages import HOME_PACKAGES
 from prefetchd.observing.call_site import call_site, outside
 from prefetchd.observing.cute_flashinfer import FlashInferBuilds
 from prefetchd.observing.cute_own_cache import LibraryBuilds
@@ -81,7 +82,8 @@ class CuteDslAdaptor:
             return any(each.building() for each in builds)
 
         reports = _Reports(observer, self._describe_architecture, told_elsewhere)
-        self.mode, self._hooks = attach(root, self._device, self._environment, places, reports)
+        packages = (*HOME_PACKAGES, *settings.replay_packages)
+        self.mode, self._hooks = attach(root, self._device, self._environment, places, reports, packages)
         if settings.cute_preload and self.preloaded:
             self._stop = threading.Event()
             threading.Thread(
@@ -141,7 +143,9 @@ class _Reports:
         try:
             from prefetchd.compilers.cute_dsl_records import recorded
 
-            call = call_of_module(place.site.module, sys._getframe(1)) if place.site.kind == "dict" else None
+            call = place.call
+            if place.site.kind == "dict":
+                call = call_of_module(place.site.module, sys._getframe(1))
             return recorded(place, name, self._architecture(), call)
         except Exception as error:
             log.info("prefetchd: %s is recorded without what rebuilds it: %s", place.site.namespace, error)
@@ -151,9 +155,24 @@ class _Reports:
 def parts_of(place: Place) -> dict[str, str]:
     """A key by named fields: a function's arguments by name, a dict's by position."""
     parts = {"kernel": place.site.namespace, "compile": str(place.number)}
+    if place.call is not None:
+        return parts | parts_of_call(place.call)
     for index, item in enumerate(place.node[1:] if place.node[0] == "T" else [place.node]):
         named = place.site.kind == "function" and item[0] == "T" and len(item) == 3
         parts[item[1][1] if named else f"[{index}]"] = _shown(item[2] if named else item)
+    return parts
+
+
+def parts_of_call(call: Call) -> dict[str, str]:
+    """Its plain arguments by name, those of a library's own class by that class's fields."""
+    parts = {}
+    for name, value in call.arguments.items():
+        if isinstance(value, Plain):
+            parts[name] = _shown(value.node)
+        elif isinstance(value, Fields):
+            parts |= {f"{name}.{field}": _shown(each.node) for field, each in value.values.items()}
+        elif isinstance(value, Global):
+            parts[name] = value.name
     return parts
 
 

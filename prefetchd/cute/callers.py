@@ -1,0 +1,101 @@
+"""Which function of a library had something compiled: the name of a kernel that is kept where we cannot look.
+
+Engines keep most of their own kernels in an object's attribute or behind `functools.cache`, at hundreds of
+places. So nobody lists them: when the DSL is asked, the innermost function of an allowed package that can be
+called again names the compile, and its arguments are how it is reached again elsewhere. What is compiled is
+told by `subjects`; a function with a cache of the library's own is told by its arguments as well, which are
+all that its result may depend on. The subtle rule: the walk ends at the first package that is not allowed,
+since a library in between may keep the kernel itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from prefetchd.cute.calls import Call, Undescribable, describe
+from prefetchd.cute.canonical import Node, Unkeyable, encode
+from prefetchd.cute.subjects import digest_of
+from prefetchd.kernel_packages import lies_in
+
+log = logging.getLogger("prefetchd")
+
+# A library is a few calls deep between its cache and the DSL.
+MAX_FRAMES = 32
+# Between a library's call and the hooks, by the beginning of a module's name: ours and the DSL's.
+BETWEEN = ("prefetchd", "cutlass")
+
+
+class Caller(NamedTuple):
+    """A function that is running, as data, and whether the library caches what it returns."""
+
+    call: Call
+    cached: bool
+
+
+def caller_of(frame: FrameType | None, packages: tuple[str, ...]) -> Caller | None:
+    """The innermost function of these packages that can be called again; None where there is none."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            break
+        module = str(frame.f_globals.get("__name__") or "")
+        if lies_in(module, packages):
+            found = _called(frame, module, packages)
+            if found is not None:
+                return found
+        elif not module.startswith(BETWEEN):
+            break
+        frame = frame.f_back
+    return None
+
+
+def node_of(caller: Caller, subject: tuple[Any, ...], packages: tuple[str, ...]) -> Node:
+    """The key of what this caller has compiled. Raises `Unkeyable`."""
+    try:
+        digest = digest_of(subject, packages)
+    except Unkeyable:
+        if not caller.cached:
+            raise
+        digest = ""
+    if not caller.cached:
+        return encode(digest)
+    arguments = hashlib.sha256(msgspec.json.encode(sorted(caller.call.arguments.items()))).hexdigest()
+    return encode((digest, arguments))
+
+
+def _called(frame: FrameType, module: str, packages: tuple[str, ...]) -> Caller | None:
+    code = frame.f_code
+    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+        return None
+    layers = _layers(frame)
+    if not layers:
+        return None
+    count = code.co_argcount + code.co_kwonlyargcount
+    arguments = {name: frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals}
+    if len(arguments) != count:
+        return None
+    try:
+        call = describe(module, code.co_qualname, arguments, packages)
+    except Undescribable as error:
+        log.debug("prefetchd: %s.%s cannot be called again: %s", module, code.co_qualname, error)
+        return None
+    return Caller(call, any(hasattr(layer, "cache_parameters") for layer in layers))
+
+
+def _layers(frame: FrameType) -> list[Any]:
+    """What the function's name leads to, from outside in, if that is the frame's function; else nothing."""
+    found: Any = frame.f_globals
+    for part in frame.f_code.co_qualname.split("."):
+        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
+    layers: list[Any] = []
+    while found is not None and len(layers) < MAX_FRAMES:
+        layers.append(found)
+        if getattr(found, "__code__", None) is frame.f_code:
+            return layers
+        found = getattr(found, "__wrapped__", None)
+    return []

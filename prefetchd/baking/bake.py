@@ -32,11 +32,8 @@ from prefetchd.progress import Progress
 from prefetchd.targets import Target
 
 # Those whose variants an engine names on the null device.
-COMPILERS = ("deep_jit", "triton", "flashinfer_modules")
-NOT_BAKED = (
-    "not baked: what torch.compile makes (it is off in a bake), and CuTe DSL "
-    "kernels that have no cache on disk; the engine makes these when it is served"
-)
+COMPILERS = ("deep_jit", "triton", "flashinfer_modules", "cute_dsl")
+NOT_BAKED = "not baked: what torch.compile makes (it is off in a bake); the engine makes it when it is served"
 
 
 class BakePlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,14 @@ from pathlib import Path
 
 from prefetchd.baking.order import Answer, Order, Phase, write_answer
 from prefetchd.compilers import load_compiler
-from prefetchd.compilers.base import Capture, Compiler, CompilerUnavailable, TunedCompiler, TuningCapture
+from prefetchd.compilers.base import (
+    Capture,
+    Compiler,
+    CompilerUnavailable,
+    NamingCompiler,
+    TunedCompiler,
+    TuningCapture,
+)
 from prefetchd.null_device.guard import require_null_device
 from prefetchd.winners import Given
 
@@ -44,6 +51,8 @@ class Session:
                 compiler = load_compiler(name, self._order.target, self._order.environment)
                 if isinstance(compiler, TunedCompiler):
                     compiler.use_winners(Given())
+                if isinstance(compiler, NamingCompiler):
+                    compiler.leave_unnamed()
                 compiler.prepare(place)
                 block = compiler.capture if self._order.phase is Phase.CAPTURE else compiler.forbid
                 self._captures.append(self._stack.enter_context(block(place)))
@@ -70,7 +79,11 @@ class Session:
                     for tuning in capture.tunings()
                 ),
                 fingerprints={compiler.name: dict(compiler.fingerprint()) for compiler in self._compilers},
-                notes=tuple(self._notes),
+                notes=(*self._notes, *self._unnamed()),
                 done=done,
             ),
         )
+
+    def _unnamed(self) -> list[str]:
+        naming = [compiler for compiler in self._compilers if isinstance(compiler, NamingCompiler)]
+        return [note for compiler in naming for note in compiler.notes()]

@@ -181,6 +181,22 @@ class TunedCompiler(Protocol):
 
 
 @runtime_checkable
+class NamingCompiler(Protocol):
+    """A compiler whose library may compile what has no name here: then a single request is not covered."""
+
+    def leave_unnamed(self) -> None:
+        """From here on the library compiles that itself, in `capture` and `forbid`, and `notes` tell of it.
+
+        For a whole engine, which would else end with its first such kernel; called before both.
+        """
+        ...
+
+    def notes(self) -> tuple[str, ...]:
+        """See `Compiler`."""
+        ...
+
+
+@runtime_checkable
 class CommandCompiler(Protocol):
     """A compiler whose jobs are programs to run."""
 

@@ -27,7 +27,7 @@ from prefetchd.compilers.base import (
     ForkedCompiler,
     Job,
 )
-from prefetchd.compilers.cute_dsl_modes import CompileOne, Reached, Recorder, Refuser, Variant
+from prefetchd.compilers.cute_dsl_modes import CompileOne, Left, Reached, Recorder, Refuser, Variant
 from prefetchd.compilers.cute_dsl_objects import check_architecture
 from prefetchd.compilers.cute_dsl_records import site_of, variant_of
 from prefetchd.config import (
@@ -89,6 +89,7 @@ class CuteDsl(ForkedCompiler):
             raise CompilerUnavailable(str(error)) from error
         self._known = {site.namespace: site for site in self._sites}
         self._packages = allowed_packages(environment)
+        self._left: Left | None = None
         self._limit_bytes = megabytes << 20
         self._prints: dict[tuple[str, ...], tuple[str, str]] = {}
 
@@ -115,10 +116,19 @@ class CuteDsl(ForkedCompiler):
         pin_architecture(self.architecture)
         survive_forks()
 
+    def leave_unnamed(self) -> None:
+        """See `NamingCompiler`."""
+        self._left = Left()
+
+    def notes(self) -> tuple[str, ...]:
+        """See `Compiler`."""
+        subjects = sorted(self._left.subjects) if self._left is not None else ()
+        return tuple(f"not baked, since nothing names it elsewhere: CuTe kernel {each}" for each in subjects)
+
     @contextlib.contextmanager
     def capture(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`."""
-        recorder = Recorder(scratch / "cute.variants", self.architecture, self.name_of)
+        recorder = Recorder(scratch / "cute.variants", self.architecture, self.name_of, self._left)
         with self._installed(recorder):
             yield _Jobs(self, recorder)
 
@@ -126,7 +136,7 @@ class CuteDsl(ForkedCompiler):
     def forbid(self, scratch: Path) -> Iterator[Capture]:
         """See `Compiler`. Objects are loaded for real; launching them does nothing here."""
         recorder = Recorder(scratch / "cute.misses", self.architecture, self.name_of)
-        with self._installed(Refuser(self._root, recorder)):
+        with self._installed(Refuser(self._root, recorder, self._left)):
             yield _Jobs(self, recorder)
 
     def modules(self, jobs: Iterable[Job]) -> frozenset[str]:

@@ -54,11 +54,29 @@ class StandIn:
         """In place of the launch."""
 
 
-class Recorder:
-    """Tracing: each keyed compile becomes a variant, once. Kept in a file too: a crashed trace goes on."""
+class Left:
+    """Compiles without a name that are the library's own affair; what they were of is kept for people."""
 
-    def __init__(self, path: Path, architecture: str, name_of: Callable[[Place], str]) -> None:
+    def __init__(self) -> None:
+        self.subjects: set[str] = set()
+
+    def compile(self, subject: Any, run: Callable[[], Any]) -> Any:
+        """Does what the library would have done."""
+        self.subjects.add(describe_subject(subject))
+        return run()
+
+
+class Recorder:
+    """Tracing: each keyed compile becomes a variant, once. Kept in a file too: a crashed trace goes on.
+
+    A compile without a name gives a stand-in, or is `left` to the library.
+    """
+
+    def __init__(
+        self, path: Path, architecture: str, name_of: Callable[[Place], str], left: Left | None = None
+    ) -> None:
         self.variants: dict[str, Variant] = {}
+        self._left = left
         self._path, self._architecture, self._name_of = path, architecture, name_of
         # The last line may be half a record: a crash came while it was written.
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
@@ -78,6 +96,8 @@ class Recorder:
         """See `Mode`."""
         if place is not None:
             self._add(place, place.call)
+        elif self._left is not None:
+            return self._left.compile(subject, run)
         return StandIn(run)
 
     def unkeyable(self, site: Site, reason: str) -> None:
@@ -103,10 +123,13 @@ class Recorder:
 
 
 class Refuser:
-    """Proving: what the store holds is loaded, everything else is a miss. Misses with a name are variants."""
+    """Proving: what the store holds is loaded, everything else is a miss. Misses with a name are variants.
 
-    def __init__(self, root: Path, recorder: Recorder) -> None:
-        self._root, self._recorder = root, recorder
+    One without a name may be `left` to the library.
+    """
+
+    def __init__(self, root: Path, recorder: Recorder, left: Left | None = None) -> None:
+        self._root, self._recorder, self._left = root, recorder, left
 
     def look_up(self, place: Place) -> Any | None:
         """See `Mode`."""
@@ -117,6 +140,8 @@ class Refuser:
 
     def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
         """See `Mode`."""
+        if place is None and self._left is not None:
+            return self._left.compile(subject, run)
         if place is None:
             raise Miss(
                 f"{describe_subject(subject)} is compiled where no dict or function that we know keeps it"

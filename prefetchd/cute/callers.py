@@ -20,6 +20,7 @@ import msgspec
 
 from prefetchd.cute.calls import Call, Undescribable, describe
 from prefetchd.cute.canonical import Node, Unkeyable, encode
+from prefetchd.cute.homes import COMPANIONS
 from prefetchd.cute.subjects import digest_of
 from prefetchd.kernel_packages import lies_in
 
@@ -57,7 +58,7 @@ def caller_of(frame: FrameType | None, packages: tuple[str, ...]) -> Caller | No
 def node_of(caller: Caller, subject: tuple[Any, ...], packages: tuple[str, ...]) -> Node:
     """The key of what this caller has compiled. Raises `Unkeyable`."""
     try:
-        digest = digest_of(subject, packages)
+        digest = digest_of(subject, (*packages, *COMPANIONS))
     except Unkeyable:
         if not caller.cached:
             raise

@@ -70,14 +70,14 @@ KNOWN: tuple[Site, ...] = (
 
 
 # Kernel libraries of which parts are traced into the kernels of others, where they are installed.
-_COMPANIONS = ("quack",)
+COMPANIONS = ("quack",)
 
 
 def calling(module: str, function: str) -> Site:
     """The site of a function that has kernels compiled. Which modules its kernels are made of nobody says, so
     its whole package is their source.
     """
-    companions = tuple(name for name in _COMPANIONS if find_spec(name) is not None)
+    companions = tuple(name for name in COMPANIONS if find_spec(name) is not None)
     return Site("call", module, function, (module.partition(".")[0], *companions))
 
 

@@ -32,7 +32,7 @@ ALIKE = ("CUstream",)
 def digest_of(subject: Iterable[Any], packages: tuple[str, ...]) -> str:
     """The digest of a compile's function and arguments; objects of the DSL and `packages` are taken apart.
 
-    Raises `Unkeyable`.
+    Raises `Unkeyable`, also for a function of another package.
     """
     described = _Describing((DSL_PACKAGE, *packages)).sequence(tuple(subject), 0)
     return hashlib.sha256(text_of(described).encode()).hexdigest()
@@ -93,6 +93,10 @@ class _Describing:
 
     def _function(self, function: FunctionType, depth: int) -> Node:
         inner: Any = inspect.unwrap(function)
+        if not lies_in(inner.__module__, self._packages):
+            raise Unkeyable(
+                f"{inner.__module__}.{inner.__qualname__} is compiled, whose source nobody looks at"
+            )
         cells = [_content(cell) for cell in getattr(inner, "__closure__", None) or ()]
         held = (cells, getattr(inner, "__defaults__", None), getattr(inner, "__kwdefaults__", None))
         return ["c", f"{inner.__module__}:{inner.__qualname__}", self.sequence(held, depth)]

@@ -12,6 +12,7 @@ kernel's functions have those that the DSL knows and no others.
 
 import functools
 import sys
+from importlib import import_module
 from typing import Any
 
 import cuda.bindings.driver as driver
@@ -254,6 +255,8 @@ def run(what: str) -> None:
         lengths = (128, 64) if what == "prefill.aligned" else (100, 28)
         tokens = torch.zeros(sum(lengths), device="cuda")
         kda_prefill(tokens, lengths, state_pool=torch.zeros(8, 2, 16, 16, device="cuda"))
+    elif what.startswith("owned"):
+        import_module("cute_owned").run(what)
     else:
         sys.exit(f"no call {what!r}")
 

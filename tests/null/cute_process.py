@@ -61,6 +61,7 @@ def engine(target: str, calls: list[str], *, forbidden: bool, ahead: bool = Fals
     from prefetchd.cute.engine import attach
     from prefetchd.cute.homes import sites
     from prefetchd.cute.loading import preload
+    from prefetchd.kernel_packages import allowed_packages
 
     torch.zeros(1, device="cuda")
     environment = dict(os.environ)
@@ -69,16 +70,17 @@ def engine(target: str, calls: list[str], *, forbidden: bool, ahead: bool = Fals
     )
     root = find_root(environment, environment.get("PREFETCHD_CUTE_STORE"))
     took = preload()
-    mode, _ = attach(root, lambda: load_target(target), environment, places)
+    packages = allowed_packages(environment)
+    mode, _ = attach(root, lambda: load_target(target), environment, places, packages=packages)
     if forbidden:
         forbid_compiling()
     loaded_ahead = in_a_thread(mode.preload_all) if ahead else 0
     from cute_kernels import run
-    from cutlass.base_dsl.compiler import CompileCallable
+    from cutlass.base_dsl.dsl import BaseDSL
 
     from prefetchd.cute import engine as engine_module
 
-    ticks, loads, compiles = Ticker(), Windows(engine_module, "load"), Windows(CompileCallable, "_compile")
+    ticks, loads, compiles = Ticker(), Windows(engine_module, "load"), Windows(BaseDSL, "_func")
     with ticks:
         for call in calls:
             run(call)

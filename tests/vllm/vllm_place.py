@@ -24,7 +24,6 @@ ENGINE = Path(__file__).with_name("vllm_engine.py")
 MODELS = Path(__file__).with_name("models")
 # An engine is up in a minute on two cores and compiles for two; only a failed test waits this long.
 LIMIT_S = 900
-CUTE = "cute_dsl"
 # torch.compile keeps what it generates in caches of its own, which the null device must not fill.
 # FlashInfer compiles whole libraries, for minutes each and with headers that a bare compiler lacks; one test
 # switches its sampler on.
@@ -65,16 +64,8 @@ class Served:
     new_entries: int
 
     def compiles(self) -> list[tuple[str, str, str]]:
-        """Those that could have been made ahead: where they were, and what was new in them.
-
-        vLLM keeps its few CuTe DSL kernels in memory alone and makes them in every start; `cute` counts them.
-        """
-        return [(one.compiler, one.site, one.changed) for one in self.records if one.compiler != CUTE]
-
-    @property
-    def cute(self) -> int:
-        """CuTe DSL kernels compiled."""
-        return sum(one.compiler == CUTE for one in self.records)
+        """Where they were, and what was new in them."""
+        return [(one.compiler, one.site, one.changed) for one in self.records]
 
 
 class Place:

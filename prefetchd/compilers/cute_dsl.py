@@ -53,6 +53,7 @@ from prefetchd.cute.fingerprint import (
 from prefetchd.cute.homes import Site, SiteError, sites
 from prefetchd.cute.hooks import Hooks, Mode, Place
 from prefetchd.cute.loading import export, kind_of, load
+from prefetchd.cute.signatures import Uncallable, noted, signature_of
 from prefetchd.kernel_packages import allowed_packages
 from prefetchd.null_device.forks import survive_forks
 from prefetchd.shapelog import Record
@@ -152,6 +153,10 @@ class CuteDsl(ForkedCompiler):
 
         def publishable(compiled: Any) -> None:
             kind, symbol = kind_of(compiled), variant.name.replace("-", "_")
+            try:
+                signature = signature_of(compiled, told) if kind == "tvm_ffi" else None
+            except Uncallable as error:
+                raise CompilerUnavailable(f"{variant.name} would not be callable: {error}") from error
             export(compiled, kind, symbol, staging / "kernel.o")
             artifact = artifacts.Artifact(
                 name=variant.name,
@@ -162,13 +167,14 @@ class CuteDsl(ForkedCompiler):
                 architecture=variant.architecture,
                 object_sha256="",
                 object_bytes=0,
+                signature=signature,
             )
             artifacts.write(entry, artifact, (staging / "kernel.o").read_bytes())
             # In the process that knows the DSL: does what was written load at all?
             load(entry / artifacts.OBJECT, artifact)
 
         mode = CompileOne(variant, self.name_of, publishable)
-        with self._installed(mode), contextlib.suppress(Reached):
+        with noted() as told, self._installed(mode), contextlib.suppress(Reached):
             self._replay(variant)
             raise CompilerUnavailable(self._not_reached(variant, mode.names))
 

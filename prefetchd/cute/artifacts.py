@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from prefetchd.cute.signatures import Signature
 from prefetchd.store import PRIVATE, private_directory
 
 OBJECT, RECORD = "kernel.o", "kernel.json"
@@ -58,6 +59,8 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
     architecture: Text
     object_sha256: Text
     object_bytes: int
+    # How it may be called; None where by position.
+    signature: Signature | None = None
     version: int = VERSION
 
 

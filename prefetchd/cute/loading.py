@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from prefetchd.cute.artifacts import Artifact, Kind
+from prefetchd.cute.signatures import callable_as
 
 # Of whoever reads it: the function's class says how it is exported and loaded.
 FFI_CLASS = "TVMFFIJitCompiledFunction"
@@ -40,7 +41,7 @@ def load(path: Path, artifact: Artifact) -> Any:
     """The function of an object file. Whatever the DSL raises passes through."""
     ffi = artifact.kind == "tvm_ffi"
     module = import_module("cutlass.cute.runtime").load_module(str(path), enable_tvm_ffi=ffi)
-    return getattr(module, artifact.symbol)
+    return callable_as(getattr(module, artifact.symbol), artifact.signature)
 
 
 def kind_of(compiled: object) -> Kind:

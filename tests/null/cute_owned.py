@@ -26,17 +26,24 @@ class AddKernel:
         self.amount = amount
 
     @cute.jit
-    def __call__(self, x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32, stream: driver.CUstream):
+    def __call__(
+        self,
+        x: cute.Tensor,
+        y: cute.Tensor,
+        n: cutlass.Int32,
+        stream: driver.CUstream,
+        offset: cutlass.Int32 = 0,
+    ):
         blocks = (n + THREADS - 1) // THREADS
-        self.add(x, y, n).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
+        self.add(x, y, n, offset).launch(grid=[blocks, 1, 1], block=[THREADS, 1, 1], stream=stream)
 
     @cute.kernel
-    def add(self, x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32):
+    def add(self, x: cute.Tensor, y: cute.Tensor, n: cutlass.Int32, offset: cutlass.Int32):
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         i = block * THREADS + thread
         if i < n:
-            y[i] = (x[i] + self.amount).to(y.element_type)
+            y[i] = (x[i] + self.amount + offset).to(y.element_type)
 
 
 def vectors(dtype: torch.dtype):

@@ -12,7 +12,7 @@ pytest.importorskip("cutlass.cute")
 from cute_site import Site
 
 from prefetchd.compilers.base import NotRebuildable
-from prefetchd.cute.artifacts import names
+from prefetchd.cute.artifacts import find, names
 from prefetchd.pipeline import Ending
 from prefetchd.shapelog import decode_record
 
@@ -44,6 +44,13 @@ def test_captured_kernels_are_compiled_proved_and_loaded_by_an_engine_that_may_n
     assert sorted(job.key for job in jobs) == names(site.root)
     assert (proof["jobs"], proof["raised"]) == ([], [])
     assert engine["counts"] == {"hit": len(CALLS)}
+    if not other:
+        # An older DSL has no functions with names.
+        found = [find(site.root, name) for name in names(site.root)]
+        signatures = [each.artifact.signature for each in found if each is not None]
+        assert [each.names[:3] for each in signatures if each is not None] == [("x", "y", "n")] * len(CALLS)
+        assert signatures[0] is not None
+        assert (signatures[0].names[-1], signatures[0].defaults) == ("offset", (["i", "0"],))
 
 
 @pytest.mark.slow

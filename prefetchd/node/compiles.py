@@ -83,8 +83,8 @@ class Compiles:
 
 def look(check: Check, compiler: Compiler, others: tuple[Path, ...]) -> bool:
     """Whether an engine that looks in the root, and then in the others, finds the key. Raises nothing."""
-    if "/" in check.key or not check.key.strip("."):
-        # A path in place of a name leads out of the root.
+    if not all(part.strip(".") for part in check.key.split("/")):
+        # Some compilers' keys are paths below the root; this one would lead out of it.
         return False
     try:
         return any(

@@ -9,6 +9,7 @@ import socket
 import stat
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pytest
 from daemon_bench import hello
@@ -16,11 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import start_child
 
+from prefetchd.broker.types import Check
+from prefetchd.compilers.base import EntryState
 from prefetchd.config import ConfigError, load_settings
 from prefetchd.curve import KeysError, generate_keys, read_keys
 from prefetchd.endpoint import find_endpoint
 from prefetchd.node.affinity import least_claimed
 from prefetchd.node.allow import compare, directory_problem
+from prefetchd.node.compiles import look
 from prefetchd.node.http import MAX_REQUEST_BYTES, AddressError, Page, parse_address, window
 from prefetchd.node.lock import AlreadyRunning, is_held, sole_daemon
 from prefetchd.node.peers import MAX_OPEN_ASKS, OpenPlan, Peer, Peers
@@ -275,3 +279,24 @@ def test_table_of_variables_is_only_read_from_the_file(tmp_path: Path) -> None:
     assert load_settings({}, file).helper_environment == {"DG_JIT_DEBUG": "1"}
     with pytest.raises(ConfigError, match="PREFETCHD_HELPER_ENVIRONMENT"):
         load_settings({"PREFETCHD_HELPER_ENVIRONMENT": "A=b"})
+
+
+# The disk.
+
+
+class _Everywhere:
+    """A compiler that finds each key in each root."""
+
+    def state(self, key: str, root: Path) -> EntryState:
+        return EntryState.PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("kernel.x.1", True), ("0.7.4/90a/cached_ops/silu@0123456789abcdef", True),
+     ("..", False), ("", False), ("/etc", False), ("a/../../b", False), ("a//b", False)],
+)  # fmt: skip
+def test_keys_that_are_paths_are_found_unless_they_lead_out_of_the_root(key: str, found: bool) -> None:
+    compiler: Any = _Everywhere()
+
+    assert look(Check(compiler="any", key=key, root="/root"), compiler, ()) is found

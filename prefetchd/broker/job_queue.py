@@ -360,9 +360,12 @@ class JobQueue:
                 self._listener.key_lost(key, rank, now)
 
     def _may_publish(self, copy: Copy) -> bool:
+        flight = copy.key.flight
         return (
             copy.state is CopyState.ABSENT
             and copy.retry_at is None
+            # What is compiled into a root needs no copy there; two ends of one copy would be one too many.
+            and (flight is None or flight.root != copy.root)
             and self._ranks.uses(copy.key.id[0], copy.root)
         )
 

@@ -296,21 +296,19 @@ class TraceQueue(Wants):
         task = table.find(sweep)
         if task is None:
             covering = [] if sweep.values else table.covering(sweep.request)
-            return "published" if self._covered(covering, rank) else "unknown"
+            done = [each for each in covering if not each.failures and self._is_done(each, rank)]
+            # A sweep of which something failed vouches for none of its requests.
+            states = sorted((_how_far(each, rank) for each in done), key=lambda state: state != "published")
+            return states[0] if states else "unknown"
         if task.state is TaskState.QUEUED:
             return "queued"
         if task.state is TaskState.TRACING:
             return "tracing"
         if task.state is TaskState.LOST or task.failures:
             return "uncovered"
-        if any(key.evicted for key in task.keys):
-            return "published" if self._covered([task], rank) else "unknown"
-        roots = [(key, rank.roots(key.id[0])) for key in task.keys]
-        if any(not where for _, where in roots):
-            return "uncovered"
-        if any(key.failed_in(where) for key, where in roots):
-            return "failed"
-        return "published" if all(key.published_in(where) for key, where in roots) else "open"
+        if any(key.evicted for key in task.keys) and not self._is_done(task, rank):
+            return "unknown"
+        return _how_far(task, rank)
 
     def _uncovered(self, task: Task, failures: tuple[Failure, ...]) -> None:
         self.uncovered_total += sum(failure.requests for failure in failures)
@@ -338,6 +336,16 @@ class TraceQueue(Wants):
             return False
         group.universes.rotate(-1)
         return True
+
+
+def _how_far(task: Task, rank: RankState) -> RequestState:
+    """Of a traced task, by its keys. One that was forgotten had been settled: it failed, or is there."""
+    roots = [(key, rank.roots(key.id[0])) for key in task.keys]
+    if any(not where for _, where in roots):
+        return "uncovered"
+    if any(key.failed_in(where) for key, where in roots):
+        return "failed"
+    return "published" if all(key.evicted or key.published_in(where) for key, where in roots) else "open"
 
 
 def _failures_each(tasks: tuple[Task, ...], failures: tuple[Failure, ...]) -> list[tuple[Failure, ...]]:

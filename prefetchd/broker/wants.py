@@ -121,6 +121,9 @@ class Wants:
         if task.state is not TaskState.TRACED or rank.name in task.wants:
             return False
         bit = rank.account.bit
+        if any(key.evicted for key in task.keys):
+            # What was known of them is old, above all that one failed.
+            return False
         if not all(key.planned & bit and self._jobs.is_settled(key, rank) for key in task.keys):
             # Not those of a rank that has not been told of them: what it planned is counted for each.
             return False

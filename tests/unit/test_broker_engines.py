@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_world import COMPILE_ERROR, COMPILER, PROVIDER, TIMED_OUT, World, gemm, key_of
+from broker_world import COMPILE_ERROR, COMPILER, OK, PROVIDER, TIMED_OUT, World, gemm, key_of
 
 from prefetchd.broker.engine_compiles import ENGINE_LIMIT_S
 from prefetchd.broker.types import Answer, Counts, KeyStatus, Priority
@@ -308,3 +308,39 @@ def test_differing_fingerprint_fields_are_counted_by_name(world: World) -> None:
     world.broker.mismatch(COMPILER, "nvcc")
 
     assert world.broker.stats().mismatches == {f"{COMPILER} nvcc": 2}
+
+
+def test_what_is_being_compiled_into_a_root_is_not_copied_there_as_well(world: World) -> None:
+    world.attach("r1", "/other")
+    world.to_compile("r1", gemm(1))
+    work = world.next_compile()
+    assert work is not None
+    world.broker.engine_began("r0", KEY, world.now)
+    world.disk.add((KEY, "/cache"))
+    world.broker.engine_ended("r0", KEY, 4.0, world.now)
+    world.look()
+
+    copy = world.broker.next_publish(world.now)
+    world.end(work)
+    if copy is not None:
+        world.broker.published(copy, OK, world.now)
+    world.settle()
+
+    assert world.broker.drained
+    assert world.broker.stats().publishing == 0
+
+
+def test_a_copy_is_made_after_all_where_the_compile_into_its_root_fails(world: World) -> None:
+    world.attach("r1", "/other")
+    world.to_compile("r1", gemm(1))
+    work = world.next_compile()
+    assert work is not None
+    world.disk.add((KEY, "/cache"))
+    world.broker.engine_ended("r0", KEY, 4.0, world.now)
+    world.look()
+
+    world.end(work, TIMED_OUT)
+
+    assert [(copy.source, copy.root) for copy in world.publish()] == [("/cache", "/other")]
+    world.settle()
+    assert world.broker.drained

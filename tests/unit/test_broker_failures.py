@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from broker_world import COMPILE_ERROR, MANY, TIMED_OUT, World, gemm, key_of
+from broker_world import COMPILE_ERROR, MANY, TIMED_OUT, World, gemm, gemms, key_of
 
 from prefetchd.broker.keys import MAX_RETRIES
 from prefetchd.broker.tasks import MAX_CRASHES
@@ -177,3 +177,29 @@ def test_a_compiler_without_a_root_for_the_rank_is_uncovered_and_not_compiled(wo
     assert world.compiles == []
     assert world.state("r0", gemm(1)) == "uncovered"
     assert world.broker.next_compile(MANY, world.now) is None
+
+
+def test_a_sweep_of_which_something_failed_vouches_for_none_of_its_requests() -> None:
+    world = World()
+    world.attach("r0")
+    world.to_compile("r0", gemms(1, 24))
+    world.compile(COMPILE_ERROR)
+
+    assert world.state("r0", gemms(1, 24)) == "failed"
+    assert world.state("r0", gemm(3)) == "failed"
+
+
+def test_a_failed_key_that_was_forgotten_is_not_said_to_be_there() -> None:
+    world = World(max_keys=1)
+    world.attach("r0")
+    world.to_compile("r0", gemm(1))
+    world.compile(COMPILE_ERROR)
+    world.plan("r0", gemm(64))
+    world.settle()
+
+    assert world.state("r0", gemm(1)) == "failed"
+    world.broker.retry("r0", world.now)
+    assert world.state("r0", gemm(1)) == "unknown"
+    world.plan("r0", gemm(1))
+    world.settle()
+    assert world.state("r0", gemm(1)) == "published"

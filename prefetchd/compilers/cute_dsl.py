@@ -38,7 +38,8 @@ from prefetchd.config import (
     DEFAULT_CUTE_STORE_MB,
 )
 from prefetchd.cute import artifacts
-from prefetchd.cute.calls import Undescribable, perform
+from prefetchd.cute.callers import compiles_kernels
+from prefetchd.cute.calls import Undescribable, function_of, perform
 from prefetchd.cute.canonical import Unkeyable, decode
 from prefetchd.cute.engine import settings_here
 from prefetchd.cute.fingerprint import (
@@ -260,8 +261,13 @@ class CuteDsl(ForkedCompiler):
                 function = getattr(import_module(site.module), site.attribute)
                 bound = inspect.BoundArguments(inspect.signature(function), dict(decode(variant.node)))
                 function(*bound.args, **bound.kwargs)
+            elif variant.call is not None and site.kind == "call":
+                function = function_of(variant.call.module, variant.call.function)
+                if not compiles_kernels(function, variant.call.module):
+                    raise Undescribable("it has nothing compiled by the DSL")
+                perform(variant.call, self._packages)
             elif variant.call is not None:
-                perform(variant.call, self._packages if site.kind == "call" else ())
+                perform(variant.call)
             else:
                 raise CompilerUnavailable(
                     f"{variant.namespace}: nobody kept the call that this key of a dict came from; replay it "

@@ -4,8 +4,9 @@ Engines keep most of their own kernels in an object's attribute or behind `funct
 places. So nobody lists them: when the DSL is asked, the innermost function of an allowed package that can be
 called again names the compile, and its arguments are how it is reached again elsewhere. What is compiled is
 told by `subjects`; a function with a cache of the library's own is told by its arguments as well, which are
-all that its result may depend on. The subtle rule: the walk ends at the first package that is not allowed,
-since a library in between may keep the kernel itself.
+all that its result may depend on. The subtle rules: the walk ends at the first package that is not allowed,
+since a library in between may keep the kernel itself; and since the record of a call is a stranger's data
+later, only functions that have something compiled by the DSL are callers, here and there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import re
+import sys
+from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -30,6 +35,8 @@ log = logging.getLogger("prefetchd")
 MAX_FRAMES = 32
 # Between a library's call and the hooks, by the beginning of a module's name: ours and the DSL's.
 BETWEEN = ("prefetchd", "cutlass")
+# In the source of a module that uses the DSL, at whatever depth.
+_IMPORT = re.compile(r"^\s*(?:import|from)\s+cutlass\b", re.MULTILINE)
 
 
 class Caller(NamedTuple):
@@ -69,12 +76,30 @@ def node_of(caller: Caller, subject: tuple[Any, ...], packages: tuple[str, ...])
     return encode((digest, arguments))
 
 
+def compiles_kernels(function: Any, module: str) -> bool:
+    """Whether this function of an imported module has something compiled by the DSL, as far as its code says.
+
+    That is a function that names a compile, in a module that imports the DSL.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and any("compile" in name for name in code.co_names) and _uses_dsl(module)
+
+
+@lru_cache(maxsize=256)
+def _uses_dsl(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    try:
+        return file.endswith(".py") and _IMPORT.search(Path(file).read_text()) is not None
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def _called(frame: FrameType, module: str, packages: tuple[str, ...]) -> Caller | None:
     code = frame.f_code
     if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
         return None
     layers = _layers(frame)
-    if not layers:
+    if not layers or not compiles_kernels(layers[0], module):
         return None
     count = code.co_argcount + code.co_kwonlyargcount
     arguments = {name: frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals}

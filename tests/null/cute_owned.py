@@ -6,7 +6,9 @@ static method under `functools.cache`. The kernels are those of `cute_kernels`, 
 # ruff: noqa: ANN001, ANN201, ANN204, ANN205
 
 import functools
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cuda.bindings.driver as driver
@@ -84,6 +86,11 @@ class Cached:
         x, y = vectors(dtype)
         stream = make_fake_stream(use_tvm_ffi_env_stream=True)
         return cute.compile(AddKernel(amount), x, y, cutlass.Int32(1), stream, options="--enable-tvm-ffi")
+
+
+def touch() -> None:
+    """What no record may have called."""
+    Path(os.environ["HOME"], "touched").touch()
 
 
 def run(what: str) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("cutlass.cute")
 from cute_site import Site
 
 from prefetchd.compilers.base import NotRebuildable
+from prefetchd.compilers.cute_dsl import payload_of
 from prefetchd.cute.artifacts import find, names
 from prefetchd.pipeline import Ending
 from prefetchd.shapelog import decode_record
@@ -72,6 +73,23 @@ def test_observed_compiles_are_made_again_from_their_records_alone(tmp_path: Pat
     stranger = msgspec.to_builtins(records[0].rebuild) | {"namespace": "os:system", "call": call}
     with pytest.raises(NotRebuildable, match=r"rebuild\.namespace"):
         compiler.rebuild(msgspec.structs.replace(records[0], rebuild=stranger))
+
+
+@pytest.mark.slow
+def test_a_function_of_an_allowed_package_that_compiles_nothing_is_not_called(tmp_path: Path) -> None:
+    site = site_in(tmp_path)
+    (job,) = site.capture(CALLS[0])
+    variant = payload_of(job)
+    assert variant.call is not None
+    call = msgspec.structs.replace(variant.call, function="touch", arguments={})
+    namespace = "cute_owned:touch"
+    other = site.compiler().job(msgspec.structs.replace(variant, namespace=namespace, call=call))
+
+    (outcome,) = site.warm([other])
+
+    assert outcome.ending is Ending.FAILED
+    assert "nothing compiled by the DSL" in outcome.text
+    assert not list(tmp_path.rglob("touched"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from prefetchd.cute.callers import compiles_kernels
 from prefetchd.cute.calls import Call, Fields, Global, Plain, Undescribable, perform
 from prefetchd.cute.canonical import Unkeyable
 from prefetchd.cute.homes import Site
@@ -52,6 +54,12 @@ class Owner:
         return compile_(Kernel(Key(1), *held))
 
 owner = Owner()
+
+def nothing(path):
+    return open(path)
+
+def in_passing():
+    import cutlass
 
 class Holder:
     @functools.cache
@@ -228,6 +236,16 @@ def test_library_objects_are_refused_where_no_package_is_allowed(library: Any) -
 
     with pytest.raises(Undescribable, match="replay_packages"):
         perform(call)
+
+
+def test_only_functions_that_have_something_compiled_are_callers(library: Any) -> None:
+    # An allowed package has others, which would do for a stranger what he likes.
+    assert not compiles_kernels(library.nothing, "owning_library")
+    assert compiles_kernels(library.Owner.compile, "owning_library")
+    assert compiles_kernels(library.Holder.compile, "owning_library")
+    # Of a module that never imports the DSL.
+    assert not compiles_kernels(re.compile, "re")
+    assert not compiles_kernels(len, "builtins")
 
 
 class Size:

@@ -100,14 +100,15 @@ def spans(values: Iterable[int]) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def apart(items: Iterable[Sweep], most: int) -> Iterator[Sweep]:
-    """Sweeps of up to `most` requests as single ones, larger ones as they are.
+def apart(items: Iterable[Sweep], most: int, in_all: int) -> Iterator[Sweep]:
+    """Sweeps of up to `most` requests as single ones, `in_all` at most; all others as they are.
 
     What batches need next are a few shapes of a site, never the same few twice: only apart they are found
     again, in what was planned before or in the model's universe.
     """
     for item in items:
-        if item.values and item.size <= most:
+        if item.values and item.size <= min(most, in_all):
+            in_all -= item.size
             yield from map(Sweep, item.expand())
         else:
             yield item

@@ -9,7 +9,7 @@ requests.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from prefetchd.broker.types import Answer as BrokerAnswer
 from prefetchd.broker.types import Priority as Urgency
@@ -48,6 +48,8 @@ log = logging.getLogger("prefetchd.daemon")
 MAX_SWEEP = 1 << 20
 # A sweep of so few requests is what some batches need next, and planned as single ones.
 MAX_APART = 32
+# Of one message: a batch needs some dozens, and each takes the daemon some ten microseconds.
+MAX_APART_IN_ALL = 2048
 
 _KEY_STATES = {
     "unknown": State.UNKNOWN,
@@ -182,7 +184,7 @@ class Reception:
         asks = [
             (provider, sweep)
             for provider, blob in plan.requests.items()
-            for sweep in apart(node.allowed(peer, _bounded(decode_sweeps(blob))), MAX_APART)
+            for sweep in _singles(node.allowed(peer, _bounded(decode_sweeps(blob))))
         ]
         deadline = now + plan.deadline_s if plan.deadline_s else None
         self._ask(peer, asks, Urgency(plan.priority), now, deadline)
@@ -221,13 +223,11 @@ class Reception:
         asks = []
         for provider, blob in query.requests.items():
             sweeps = _bounded(decode_sweeps(blob))
-            states[provider] = tuple(self._request_state(peer.rank, provider, sweep) for sweep in sweeps)
-            asks += [
-                (provider, single)
-                for sweep, state in zip(sweeps, states[provider], strict=True)
-                if state is State.QUEUED
-                for single in apart((sweep,), MAX_APART)
+            states[provider] = tuple(self._request_states(peer.rank, provider, sweeps))
+            queued = [
+                sweep for sweep, state in zip(sweeps, states[provider], strict=True) if state is State.QUEUED
             ]
+            asks += [(provider, sweep) for sweep in _singles(queued)]
         if asks and query.priority is not None:
             deadline = now + query.deadline_s if query.deadline_s else None
             self._ask(peer, asks, Urgency(query.priority), now, deadline)
@@ -239,14 +239,19 @@ class Reception:
         node.broker.query(peer.rank, token, [(key.compiler, key.key) for key in query.keys], now, until)
         self._sooner()
 
-    def _request_state(self, rank: str, provider: str, sweep: Sweep) -> State:
+    def _request_states(self, rank: str, provider: str, sweeps: Sequence[Sweep]) -> Iterator[State]:
         """Of a sweep that was planned apart, the state of the request that is least far."""
-        broker = self._node.broker
-        parts = (sweep, *apart((sweep,), MAX_APART)) if sweep.values else (sweep,)
-        whole, *singles = (_REQUEST_STATES[broker.request_state(rank, provider, part)] for part in parts)
-        if whole is not State.UNKNOWN or not singles:
-            return whole
-        return next(state for state in _LEAST_FAR if state in singles)
+        left = MAX_APART_IN_ALL
+        for sweep in sweeps:
+            state = self._request_state(rank, provider, sweep)
+            if state is State.UNKNOWN and sweep.values and sweep.size <= min(MAX_APART, left):
+                left -= sweep.size
+                singles = {self._request_state(rank, provider, Sweep(each)) for each in sweep.expand()}
+                state = next(each for each in _LEAST_FAR if each in singles)
+            yield state
+
+    def _request_state(self, rank: str, provider: str, sweep: Sweep) -> State:
+        return _REQUEST_STATES[self._node.broker.request_state(rank, provider, sweep)]
 
     def _states_anywhere(self, query: Query) -> tuple[State, ...]:
         """To a tool, which has no directories of its own: how far a key is for the best-off engine."""
@@ -315,6 +320,10 @@ class Reception:
         """To whoever sits at the other end; nobody is remembered for it."""
         outcome = door.send(identity, encode(message))
         self._node.sent[f"{type(message).__name__}, {outcome.name.lower()}"] += 1
+
+
+def _singles(sweeps: list[Sweep]) -> Iterator[Sweep]:
+    return apart(sweeps, MAX_APART, MAX_APART_IN_ALL)
 
 
 def _bounded(sweeps: list[Sweep]) -> list[Sweep]:

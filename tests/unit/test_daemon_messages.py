@@ -21,6 +21,7 @@ from daemon_bench import (
     sweep,
 )
 
+from prefetchd.node.reception import MAX_APART, MAX_APART_IN_ALL
 from prefetchd.protocol import (
     MAX_MESSAGE_BYTES,
     Answer,
@@ -245,6 +246,22 @@ def test_peer_that_does_not_read_is_asked_for_everything_again_when_it_does(plac
             peer.behind = True
             await engine.send(Heartbeat(sequence=1))
             await engine.next(HelloWanted)
+            engine.close()
+
+    run(scenario())
+
+
+def test_a_message_of_many_small_sweeps_does_not_grow_with_what_they_hold(place: Place) -> None:
+    async def scenario() -> None:
+        async with place.serving() as daemon:
+            engine = Engine(place.address)
+            await engine.attach(place.root())
+            many = [Sweep(sweep(n + 1).request, ((1, MAX_APART + 1, 1),)) for n in range(300)]
+            requests = {"nobody": encode_sweeps(many)}
+            await engine.send(PlanMessage(id=1, requests=requests))
+            await engine.send(Query(id=2, requests=requests))
+            assert (await engine.next(Answer)).requests["nobody"] == (State.QUEUED,) * len(many)
+            assert daemon._node.broker.stats().asked <= MAX_APART_IN_ALL + len(many)
             engine.close()
 
     run(scenario())

@@ -155,11 +155,16 @@ class TestSweeps:
         kind = REQUEST_TYPES["fp8_gemm_nt"]
         few, single = sweeps(kind(m=m, n=64, k=64) for m in (2, 3, 9)), Sweep(kind(m=1, n=1, k=1))
         larger = sweeps(kind(m=m, n=256, k=64) for m in range(1, 5))
-        assert list(apart([*few, *larger, single], 3)) == [
+        assert list(apart([*few, *larger, single], 3, 100)) == [
             *(Sweep(kind(m=m, n=64, k=64)) for m in (2, 3, 9)),
             *larger,
             single,
         ]
+
+    def test_only_so_many_are_taken_apart_in_all(self) -> None:
+        kind = REQUEST_TYPES["fp8_gemm_nt"]
+        few = sweeps(kind(m=m, n=n, k=64) for n in (64, 128) for m in (2, 3, 9))
+        assert list(apart(few, 3, 5)) == [*(Sweep(kind(m=m, n=64, k=64)) for m in (2, 3, 9)), few[1]]
 
     def test_unknown_requests_are_sweeps_of_one(self) -> None:
         request = request_from_fields({"op": "new", "x": 1})

@@ -35,8 +35,8 @@ log = logging.getLogger("prefetchd")
 MAX_FRAMES = 32
 # Between a library's call and the hooks, by the beginning of a module's name: ours and the DSL's.
 BETWEEN = ("prefetchd", "cutlass")
-# In the source of a module that uses the DSL, at whatever depth.
-_IMPORT = re.compile(r"^\s*(?:import|from)\s+cutlass\b", re.MULTILINE)
+# In the source of a module that uses the DSL, at whatever depth; some are handed it by another module.
+_USE = re.compile(r"^\s*(?:import|from)\s+cutlass\b|\bcute\.compile\b", re.MULTILINE)
 
 
 class Caller(NamedTuple):
@@ -79,7 +79,7 @@ def node_of(caller: Caller, subject: tuple[Any, ...], packages: tuple[str, ...])
 def compiles_kernels(function: Any, module: str) -> bool:
     """Whether this function of an imported module has something compiled by the DSL, as far as its code says.
 
-    That is a function that names a compile, in a module that imports the DSL.
+    That is a function that names a compile, in a module that imports the DSL or names its `cute.compile`.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code is not None and any("compile" in name for name in code.co_names) and _uses_dsl(module)
@@ -89,7 +89,7 @@ def compiles_kernels(function: Any, module: str) -> bool:
 def _uses_dsl(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     try:
-        return file.endswith(".py") and _IMPORT.search(Path(file).read_text()) is not None
+        return file.endswith(".py") and _USE.search(Path(file).read_text()) is not None
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -243,7 +243,7 @@ def test_only_functions_that_have_something_compiled_are_callers(library: Any) -
     assert not compiles_kernels(library.nothing, "owning_library")
     assert compiles_kernels(library.Owner.compile, "owning_library")
     assert compiles_kernels(library.Holder.compile, "owning_library")
-    # Of a module that never imports the DSL.
+    # Of a module that never uses the DSL.
     assert not compiles_kernels(re.compile, "re")
     assert not compiles_kernels(len, "builtins")
 

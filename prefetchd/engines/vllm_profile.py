@@ -61,14 +61,7 @@ def state_slots(caches: Any) -> int:
 
     A layer's states are one tensor with a place for each block, whatever other layers keep in the others.
     """
-    from vllm.v1.kv_cache_interface import MambaSpec
-
-    for group in caches.kv_cache_groups:
-        # A group of several sizes holds the specification of each layer.
-        specs = getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec})
-        if any(isinstance(spec, MambaSpec) for spec in specs.values()):
-            return int(caches.num_blocks)
-    return 0
+    return int(caches.num_blocks) if caches.has_mamba_layers else 0
 
 
 def with_modules(profile: Profile, model: Any, max_tokens: int) -> Profile:

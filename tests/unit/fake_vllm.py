@@ -40,26 +40,14 @@ def prefill(**lengths: int) -> SchedulerOutput:
     return SchedulerOutput(dict(lengths), [NewRequest(name) for name in lengths])
 
 
-class MambaSpec:
-    """Of layers that keep a state."""
-
-
-class LayerSpecs:
-    """Of a group whose layers differ in size."""
-
-    def __init__(self, *specs: Any) -> None:
-        self.kv_cache_specs = {str(number): spec for number, spec in enumerate(specs)}
-
-
-def caches(blocks: int, *specs: Any) -> Any:
+def caches(blocks: int, *, states: bool = True) -> Any:
     """What the plug-in reads of a `KVCacheConfig`."""
-    groups = [SimpleNamespace(kv_cache_spec=spec) for spec in specs]
-    return SimpleNamespace(num_blocks=blocks, kv_cache_groups=groups)
+    return SimpleNamespace(num_blocks=blocks, has_mamba_layers=states)
 
 
 class Scheduler:
     def __init__(self) -> None:
-        self.kv_cache_config = caches(7, object(), MambaSpec())
+        self.kv_cache_config = caches(7)
         self.outputs = [prefill(a=64), prefill(b=3)]
 
     def schedule(self) -> SchedulerOutput:
@@ -162,7 +150,6 @@ def install(monkeypatch: pytest.MonkeyPatch, *, without: str = "") -> tuple[Modu
             "vllm.v1",
             "vllm.v1.engine",
             "vllm.v1.engine.core",
-            "vllm.v1.kv_cache_interface",
             "vllm.v1.worker",
             "vllm.v1.worker.gpu_worker",
             "vllm.model_executor",
@@ -180,7 +167,6 @@ def install(monkeypatch: pytest.MonkeyPatch, *, without: str = "") -> tuple[Modu
     # Read once and kept, as in each worker that is a process of its own.
     envs.__getattr__ = functools.cache(lambda name: os.environ.get(name, "full"))
     assert envs.VLLM_DEEP_GEMM_WARMUP
-    modules["vllm.v1.kv_cache_interface"].MambaSpec = MambaSpec  # type: ignore[attr-defined]
     warmup: Any = modules["vllm.model_executor.warmup.deep_gemm_warmup"]
     warmup._deep_gemm_linear_data = lambda module: None
     warmup._fused_moe_grouped_gemm_may_use_deep_gemm = lambda module: False

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import stat
 import subprocess
 import time
 from collections.abc import Mapping
@@ -23,11 +25,16 @@ from prefetchd.compilers.flashinfer_specs import elsewhere, embeds, library_dire
 from prefetchd.compilers.ninja_logs import MANIFEST, inputs_of, relocate
 from prefetchd.cores import usable_cores
 from prefetchd.cute.calls import Undescribable
-from prefetchd.jobs import compile_environment
+from prefetchd.jobs import SHELL_SIGNAL_BASE, compile_environment
 from prefetchd.null_device import guard
 
 JOBS_VARIABLE = "MAX_JOBS"
 GENERATED = "generated"
+# How far a library lies below the cache directory, and far more than the library's longest build file.
+BELOW_ROOT = 4
+MAX_MANIFEST_BYTES = 16 << 20
+# Ninja itself, or by its newer releases a command.
+KILLED = (-signal.SIGKILL, SHELL_SIGNAL_BASE + signal.SIGKILL)
 
 
 def describe_again(module: Module, root: Path) -> Path:
@@ -55,11 +62,17 @@ def describe_again(module: Module, root: Path) -> Path:
 
 
 def build(ninja: str, directory: Path) -> None:
-    """Raises `subprocess.CalledProcessError` where a command failed; what it said was printed."""
-    subprocess.run(
+    """Raises `subprocess.CalledProcessError` where a command failed; what it said was printed.
+
+    A process whose ninja, or a command of it, is killed ends so too: that is no fault of the sources.
+    """
+    ended = subprocess.run(
         [ninja, "-C", str(directory), "-f", str(directory / MANIFEST), "-j", str(parallel(os.environ))],
-        env=build_environment(os.environ), check=True,
+        env=build_environment(os.environ), check=False,
     )  # fmt: skip
+    if ended.returncode in KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    ended.check_returncode()
 
 
 def build_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -100,16 +113,32 @@ def generated_sources(directory: Path, root: Path) -> list[Path]:
     return [
         path
         for path in map(Path, inputs_of(directory))
-        if str(path).startswith(prefix) and path.relative_to(root).parts[2:3] == (GENERATED,)
+        if str(path).startswith(prefix) and _is_generated(path.relative_to(root).parts)
     ]
+
+
+def _is_generated(below: tuple[str, ...]) -> bool:
+    # The log of headers is in no digest: a path in it may lead anywhere.
+    return below[2:3] == (GENERATED,) and ".." not in below
+
+
+def manifest_in(directory: Path) -> str:
+    """The text of a build file. Raises `OSError`, and `ValueError` for what is none."""
+    path = directory / MANIFEST
+    status = path.stat()
+    # Reading a pipe would wait for its writer.
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_MANIFEST_BYTES:
+        raise ValueError(f"{path} is no build file")
+    return path.read_text()
 
 
 def root_of(directory: Path) -> Path:
     """The cache directory that a build was made for, from its own text. Raises `ValueError` for none."""
-    for line in (directory / MANIFEST).read_text().splitlines():
-        if line.startswith("default /"):
-            # version/architectures/cached_ops/module/library
-            return Path(line.removeprefix("default ")).parents[4]
+    for line in manifest_in(directory).splitlines():
+        # version/architectures/cached_ops/module/library
+        above = Path(line.removeprefix("default ")).parents if line.startswith("default /") else ()
+        if len(above) > BELOW_ROOT:
+            return above[BELOW_ROOT]
     raise ValueError(f"{directory / MANIFEST} names no library")
 
 

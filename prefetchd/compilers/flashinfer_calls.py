@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 
 from prefetchd.cute.calls import MAX_ARGUMENTS, Name, Undescribable, function_of
-from prefetchd.cute.canonical import Node, Unkeyable, decode, encode
+from prefetchd.cute.canonical import MAX_DEPTH, MAX_NODES, MAX_TEXT, Node, Unkeyable, decode, encode
 
 GENERATORS = "flashinfer.jit"
 CORE = "flashinfer.jit.core"
@@ -36,12 +36,14 @@ ROOT = "$prefetchd_root"
 # A generator is a few calls away from where its description is made.
 MAX_FRAMES = 64
 
-# Path below the cache directory: version/architectures/cached_ops/module@digest of its build file.
+# Path below the cache directory: version/architectures/cached_ops/module@digest of its build file. The
+# library's locks lie in `tmp`, which is no module's directory and is never put aside.
 KeyText = Annotated[
     str,
     msgspec.Meta(
         max_length=512,
-        pattern=r"^[0-9A-Za-z.+_-]+/[0-9a-z_]+/cached_ops/[0-9A-Za-z_][0-9A-Za-z_.+-]*@[0-9a-f]{16}\Z",
+        pattern=r"^[0-9A-Za-z][0-9A-Za-z.+_-]*/[0-9a-z_]+/cached_ops/"
+        r"(?!tmp@)[0-9A-Za-z_][0-9A-Za-z_.+-]*@[0-9a-f]{16}\Z",
     ),
 ]
 GeneratorModule = Annotated[
@@ -101,15 +103,28 @@ def check(call: Generator) -> None:
         _check(name, node)
 
 
-def _check(name: str, node: object) -> None:
+def _check(name: str, node: object, depth: int = 0) -> None:
     tag, *rest = node if isinstance(node, list) and node else [""]
-    if tag not in PLAIN or (tag == "s" and not (len(rest) == 1 and _is_name(rest[0]))):
-        raise Undescribable(f"argument {name}: {str(node)[:80]!r} is neither a number nor a name")
-    for each in rest if tag == "T" else ():
-        _check(name, each)
+    if depth > MAX_DEPTH or len(rest) > MAX_NODES:
+        raise Undescribable(f"argument {name} is nested too deep, or has too many parts")
+    if tag == "T":
+        for each in rest:
+            _check(name, each, depth + 1)
+    elif not (isinstance(tag, str) and tag in PLAIN and _is_short(rest)) or (
+        tag == "s" and not _is_name(*rest)
+    ):
+        # What is shown is a text of the innermost list: the whole may be too deep to be printed.
+        shown = next((each for each in (*rest, tag) if isinstance(each, str)), "a list")
+        raise Undescribable(f"argument {name}: {shown[:80]!r} is neither a number nor a name")
 
 
-def _is_name(value: object) -> bool:
+def _is_short(values: list[object]) -> bool:
+    return len(values) <= 1 and all(
+        isinstance(each, (str, bool)) and len(str(each)) <= MAX_TEXT for each in values
+    )
+
+
+def _is_name(value: object = None) -> bool:
     return isinstance(value, str) and TEXT.fullmatch(value) is not None
 
 

@@ -37,6 +37,7 @@ from prefetchd.compilers.flashinfer_build import (
     build,
     build_environment,
     describe_again,
+    manifest_in,
     move_sources,
     root_of,
     settle,
@@ -45,7 +46,7 @@ from prefetchd.compilers.flashinfer_calls import KeyText, Module, check, digest_
 from prefetchd.compilers.flashinfer_place import BASE_VARIABLE, BELOW_BASE, base_directory
 from prefetchd.compilers.flashinfer_specs import intercepted, module_of
 from prefetchd.compilers.flashinfer_standin import stand_in_for
-from prefetchd.compilers.ninja_logs import MANIFEST, UnknownNinja, up_to_date
+from prefetchd.compilers.ninja_logs import up_to_date
 from prefetchd.compilers.nvcc import find_nvcc
 from prefetchd.config import FLASHINFER_CACHE_VARIABLE, REAL_NVCC_VARIABLE
 from prefetchd.cute.calls import Undescribable
@@ -153,7 +154,7 @@ class FlashInferModules(OwnCache[Module]):
         entry = self.staged_entry(job.key, staging)
         try:
             old = root_of(entry)
-            if digest_of((entry / MANIFEST).read_text(), (old, self._root.resolve())) != _digest(job.key):
+            if digest_of(manifest_in(entry), (old, self._root.resolve())) != _digest(job.key):
                 raise ArtifactInvalid(f"{job.key}: its build file is not the one the engine would write")
             check_library(entry / _library(job.key, old).name)
         except (FileNotFoundError, ValueError) as error:
@@ -163,24 +164,28 @@ class FlashInferModules(OwnCache[Module]):
 
     def entry_path(self, key: str, root: Path) -> Path:
         """See `Compiler`. Raises `ValueError` for what is no key, above all for a path."""
-        path = msgspec.convert(key, KeyText).rpartition("@")[0]
-        if {"..", "."} & set(path.split("/")):
-            raise ValueError(f"{key!r} is no key of a module of FlashInfer's")
-        return root / path
+        return root / msgspec.convert(key, KeyText).rpartition("@")[0]
 
     def state(self, key: str, root: Path) -> EntryState:
         """See `Compiler`."""
-        directory, environment = self.entry_path(key, root), build_environment(self._environment)
         try:
-            manifest = (directory / MANIFEST).read_text()
-            if digest_of(manifest, (root.resolve(),)) != _digest(key):
-                return EntryState.MISSING
-            if not up_to_date(self._ninja(), directory, environment):
-                # Half of a build as well: the library goes on with that, or is about to.
-                return EntryState.MISSING
-            check_library(_library(key, root))
-        except (OSError, UnicodeDecodeError):
+            return self._judge(key, root)
+        except OSError:
             return EntryState.MISSING
+
+    def _judge(self, key: str, root: Path) -> EntryState:
+        """As `state`. Raises `OSError` where it cannot be told: without ninja, or room for its copies."""
+        directory = self.entry_path(key, root)
+        try:
+            if digest_of(manifest_in(directory), (root.resolve(),)) != _digest(key):
+                return EntryState.MISSING
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return EntryState.MISSING
+        if not up_to_date(self._ninja(), directory, build_environment(self._environment)):
+            # Half of a build as well: the library goes on with that, or is about to.
+            return EntryState.MISSING
+        try:
+            check_library(_library(key, root))
         except NotAnElf:
             return EntryState.CORRUPT
         return EntryState.PUBLISHED
@@ -194,10 +199,13 @@ class FlashInferModules(OwnCache[Module]):
             if not move_sources(entry, old, new):
                 return False
             settle(self._ninja(), entry, old, new, self._environment)
-        except UnknownNinja as error:
+        except ValueError as error:
             raise ArtifactInvalid(f"{job.key}: {error}; FlashInfer would build it again") from error
+        if not _holds_something(final) or self._judge(job.key, root) is EntryState.PUBLISHED:
+            return publish_directory(entry, final)
+        # An engine that comes now waits for this lock, so it is held no longer than it takes to move both.
         with _library_is_idle(final) as idle:
-            if idle and _holds_something(final) and self.state(job.key, root) is not EntryState.PUBLISHED:
+            if idle and self._judge(job.key, root) is not EntryState.PUBLISHED:
                 with contextlib.suppress(FileNotFoundError):
                     quarantine(root, final)
             return publish_directory(entry, final)

@@ -35,7 +35,7 @@ class UnknownNinja(ValueError):
 
 
 def up_to_date(ninja: str, directory: Path, environment: Mapping[str, str]) -> bool:
-    """Whether ninja would do nothing there. Starts no compiler. Raises `OSError` where ninja cannot run.
+    """Whether ninja would do nothing there. Starts no compiler. Raises `OSError` where ninja cannot say.
 
     It looks at copies: a ninja of another version than the one that built would throw these files away.
     """
@@ -45,8 +45,8 @@ def up_to_date(ninja: str, directory: Path, environment: Mapping[str, str]) -> b
                 shutil.copyfile(directory / name, Path(place, name))
         try:
             answer = _ask(ninja, Path(place), environment, "-n")
-        except subprocess.TimeoutExpired:
-            return False
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{directory}: {ninja} does not say what it would do") from error
     return answer.returncode == 0 and b"no work to do" in answer.stdout
 
 

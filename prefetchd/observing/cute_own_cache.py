@@ -8,6 +8,7 @@ when a thread enters a build of its and when it leaves it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
@@ -19,6 +20,9 @@ from prefetchd import post_import
 
 if TYPE_CHECKING:
     from prefetchd.observer import Observer
+
+
+log = logging.getLogger("prefetchd")
 
 
 class LibraryBuilds(ABC):
@@ -85,5 +89,11 @@ class LibraryBuilds(ABC):
             self.leave()
 
     def _patch_active(self, module: ModuleType) -> None:
-        if self._active:
+        if not self._active:
+            return
+        try:
             self.patch(module)
+        except Exception as error:
+            # Within the engine's own import of the library, which must not fail by us.
+            self.remove()
+            log.warning("prefetchd: the builds of %s are not observed: %s", self.module, error)

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from prefetchd.observing.call_site import call_site, outside
@@ -66,21 +66,29 @@ class ModuleBuilds(LibraryBuilds):
 
     def _build(self, before: Callable[..., Any]) -> Callable[..., Any]:
         def build(spec: Any, *args: Any, **known: Any) -> Any:
-            window = _Window(self._observer, spec, call_site(outside(sys._getframe(1), BETWEEN)))
+            window = self._begun(spec, sys._getframe(1))
             ok = False
             try:
                 built = before(spec, *args, **known)
                 ok = True
             finally:
-                window.close(ok=ok)
+                if window is not None:
+                    window.close(ok=ok)
             self._observer.enforce()
             return built
 
         return build
 
+    def _begun(self, spec: Any, frame: FrameType) -> _Window | None:
+        try:
+            return _Window(self._observer, spec, call_site(outside(frame, BETWEEN)))
+        except Exception as error:
+            log.info("prefetchd: a build of FlashInfer's is not observed: %s", error)
+            return None
+
 
 class _Window:
-    """One call of `build`. Raises nothing."""
+    """One call of `build`. Closing it raises nothing."""
 
     def __init__(self, observer: Observer, spec: Any, site: str) -> None:
         self._observer, self._site = observer, site
@@ -134,5 +142,5 @@ def _rebuild(module: Module | None) -> dict[str, Any] | None:
 def _written(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
-    except OSError:
+    except (OSError, ValueError):
         return None

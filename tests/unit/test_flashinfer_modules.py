@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import signal
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +16,18 @@ import msgspec
 import pytest
 from fake_cubin import fake_cubin
 from fake_flashinfer import NAME, NINJA, WORKSPACE, manifest, needs_ninja, run_ninja, write_module
+from processes import start_child
 
+from prefetchd.compilers import flashinfer_modules
 from prefetchd.compilers.base import ArtifactInvalid, CompilerUnavailable, EntryState, Job, NotRebuildable
-from prefetchd.compilers.flashinfer_build import build_environment, describe_again, parallel, root_of
+from prefetchd.compilers.flashinfer_build import (
+    build,
+    build_environment,
+    describe_again,
+    generated_sources,
+    parallel,
+    root_of,
+)
 from prefetchd.compilers.flashinfer_calls import Generator, Module, digest_of
 from prefetchd.compilers.flashinfer_modules import FlashInferModules
 from prefetchd.null_device import guard
@@ -248,11 +260,23 @@ def test_without_ninja_nothing_is_found_and_nothing_fails(tmp_path: Path) -> Non
     "key",
     ["", "x", "/etc/90a/cached_ops/m@0123456789abcdef", "0.7.4/90a/cached_ops/../m@0123456789abcdef",
      "../90a/cached_ops/m@0123456789abcdef", "0.7.4/90a/cached_ops/m@0123456789abcdef\n",
-     "0.7.4/90a/cached_ops/m/n@0123456789abcdef", "0.7.4/90a/cached_ops/.m@0123456789abcdef"],
+     "0.7.4/90a/cached_ops/m/n@0123456789abcdef", "0.7.4/90a/cached_ops/.m@0123456789abcdef",
+     "./90a/cached_ops/m@0123456789abcdef", "0.7.4/90a/cached_ops/tmp@0123456789abcdef"],
 )  # fmt: skip
 def test_what_is_no_key_leads_nowhere(compiler: FlashInferModules, key: str) -> None:
     with pytest.raises((ValueError, msgspec.ValidationError)):
         compiler.entry_path(key, Path("/root"))
+
+
+def nested(levels: int) -> list[Any]:
+    found: list[Any] = ["i", "1"]
+    for _ in range(levels):
+        found = ["T", found]
+    return found
+
+
+def called(**arguments: Any) -> dict[str, Any]:
+    return {"call": {"module": "flashinfer.jit.x", "function": "gen_x", "arguments": arguments}}
 
 
 def record(rebuild: Any, key: str = KEY) -> Record:
@@ -273,6 +297,14 @@ def test_a_record_comes_back_as_the_same_job(compiler: FlashInferModules) -> Non
     [
         ({"key": KEY.replace("silu", "gelu")}, "not the record's"),
         ({"key": "../x"}, "rebuild"),
+        ({"key": "./90a/cached_ops/m@0123456789abcdef"}, "rebuild"),
+        (called(a=nested(9)), "nested too deep"),
+        (called(a=nested(900)), "nested too deep"),
+        (called(a=["T", *[["n"]] * 2000]), "too many parts"),
+        (called(a=[["T"]]), "a list' is neither"),
+        (called(a=["i", "9" * 2000]), "neither"),
+        (called(a=["n", *"xyz"]), "neither"),
+        (called(a=["s", "\u0661\u202e"]), "neither"),
         ({"call": None, "refused": "it embeds cubins"}, "absent: it embeds cubins"),
         ({"call": {"module": "subprocess", "function": "gen_x"}}, "rebuild"),
         ({"call": {"module": "flashinfer.jit.core", "function": "gen_jit_spec"}}, "sources and flags"),
@@ -321,3 +353,79 @@ def test_the_state_is_judged_without_starting_a_command(compiler: FlashInferModu
     assert compiler.state(KEY, compiler.cache_root()) is EntryState.MISSING
 
     assert sorted(path.name for path in directory.iterdir()) == before
+
+
+def test_what_cannot_be_judged_is_not_put_aside(
+    compiler: FlashInferModules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = published(compiler, tmp_path / "staging")
+    job = staged(compiler, tmp_path / "again")
+    before = sorted(path.name for path in directory.iterdir())
+
+    def full(*args: Any) -> bool:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(flashinfer_modules, "up_to_date", full)
+        assert compiler.state(KEY, compiler.cache_root()) is EntryState.MISSING
+        with pytest.raises(OSError, match="no space"):
+            compiler.publish(job, tmp_path / "again", compiler.cache_root())
+
+    assert sorted(path.name for path in directory.iterdir()) == before
+    assert compiler.state(KEY, compiler.cache_root()) is EntryState.PUBLISHED
+
+
+def test_no_lock_of_the_librarys_is_taken_where_nothing_is_in_the_way(
+    compiler: FlashInferModules, tmp_path: Path
+) -> None:
+    directory = published(compiler, tmp_path / "staging")
+    compiler.publish(staged(compiler, tmp_path / "again"), tmp_path / "again", compiler.cache_root())
+
+    assert not (directory.parent / "tmp").exists()
+
+
+def test_a_pipe_in_place_of_a_build_file_is_not_waited_for(compiler: FlashInferModules) -> None:
+    directory = compiler.entry_path(KEY, compiler.cache_root())
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / "build.ninja")
+
+    assert compiler.state(KEY, compiler.cache_root()) is EntryState.MISSING
+
+
+@pytest.mark.parametrize("line", ["default /x", "default /", "default relative/a/b/c/d/e", ""])
+def test_a_build_file_that_names_no_library_has_no_root(tmp_path: Path, line: str) -> None:
+    (tmp_path / "build.ninja").write_text(f"{line}\n")
+
+    with pytest.raises(ValueError, match="names no library"):
+        root_of(tmp_path)
+
+
+def test_a_log_of_headers_leads_no_source_out_of_the_cache(tmp_path: Path) -> None:
+    root, entry = tmp_path / "root", tmp_path / "entry"
+    entry.mkdir()
+    outside = f"{root}/{WORKSPACE}/generated/../../../../victim"
+    text = outside.encode() + b"\0" * (-len(outside) % 4)
+    record = struct.pack("<I", len(text) + 4) + text + struct.pack("<I", 0xFFFFFFFF)
+    (entry / ".ninja_deps").write_bytes(b"# ninjadeps\n" + struct.pack("<i", 4) + record)
+
+    assert generated_sources(entry, root) == []
+
+
+@pytest.mark.parametrize("log", ["", "# ninja log v7\n1\t2\t3\tout\tzz\n", "# ninja log v7\nx\n"])
+def test_logs_that_are_no_logs_publish_nothing(compiler: FlashInferModules, tmp_path: Path, log: str) -> None:
+    job = staged(compiler, tmp_path / "staging")
+    (compiler.staged_entry(KEY, tmp_path / "staging") / ".ninja_log").write_text(log)
+
+    with pytest.raises(ArtifactInvalid):
+        compiler.publish(job, tmp_path / "staging", compiler.cache_root())
+
+
+@pytest.mark.parametrize("ending", ["kill -9 $$", "exit 137"])
+def test_a_build_whose_ninja_is_killed_ends_as_a_killed_process(tmp_path: Path, ending: str) -> None:
+    ninja = tmp_path / "ninja"
+    ninja.write_text(f"#!/bin/sh\n{ending}\n")
+    ninja.chmod(0o755)
+
+    child = start_child(lambda: build(str(ninja), tmp_path))
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL

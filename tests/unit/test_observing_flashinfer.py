@@ -132,3 +132,47 @@ def test_removed_the_library_is_as_it_was(
     library.gen_act_module(NAME).build(compiling)
 
     assert told.records == []
+
+
+def test_a_description_that_takes_no_attribute_of_ours_is_made_all_the_same(library: Any) -> None:
+    owner = library.core.JitSpecNvcc
+    made_before = owner.__setattr__
+
+    def refuse(spec: Any, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise AttributeError(f"cannot assign to field {name!r}")
+        made_before(spec, name, value)
+
+    owner.__setattr__ = refuse
+
+    library.gen_act_module(NAME).build(compiling)
+
+
+def test_a_library_whose_place_cannot_be_told_is_built_all_the_same(library: Any, told: Told) -> None:
+    def place(spec: Any) -> Path:
+        raise RuntimeError("no place before the build")
+
+    built: list[str] = []
+    library.core.JitSpecNvcc.jit_library_path = property(place)
+
+    with pytest.raises(RuntimeError, match="no place"):
+        library.gen_act_module(NAME).build(lambda path: built.append(str(path)))
+    library.core.JitSpecNvcc.jit_library_path = property(lambda spec: Path("/nul\0/x.so"))
+    library.gen_act_module(NAME).build(lambda path: built.append(str(path)))
+
+    assert built == ["/nul\0/x.so"]
+
+
+def test_a_class_without_a_build_is_left_alone_and_can_be_imported(
+    library: Any, observer: Observer, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = vars(library.core.JitSpecNvcc)["__init__"]
+    owner = type("JitSpecNvcc", (), {"__init__": made})
+    library.core.JitSpecNvcc = owner
+    adaptor = FlashInferAdaptor()
+
+    adaptor.install(observer)
+
+    assert vars(owner)["__init__"] is made
+    assert "has no attribute 'build'" in caplog.text
+    adaptor.remove()

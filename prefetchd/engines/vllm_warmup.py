@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from prefetchd.attaching import Handle
+from prefetchd.compilers.base import ROOT_FIELDS
 from prefetchd.config import Settings, load_settings
 from prefetchd.engines.hooks import wrap
 from prefetchd.engines.seat import Seat
@@ -39,6 +40,7 @@ from prefetchd.profiles.codec import encode_profile
 from prefetchd.protocol import State
 from prefetchd.provider import Limits
 from prefetchd.shapelog import log_directory
+from prefetchd.targets import Target
 
 log = logging.getLogger("prefetchd")
 
@@ -135,17 +137,7 @@ def _jit_pass(worker: Any, handle: Handle, settings: Settings, kernels: Any) -> 
     if target is None or worker.vllm_config.observability_config.jit_monitor_mode == "error":
         yield
         return
-    path = ledger_path(
-        log_directory(settings.log_dir, os.environ),
-        (
-            version("vllm"),
-            worker.vllm_config.compute_hash(),
-            encode_profile(handle.profile).hex() if handle.profile is not None else "",
-            target.name,
-            str(target.sm_count),
-            str(worker.rank),
-        ),
-    )
+    path = ledger_path(log_directory(settings.log_dir, os.environ), _identity(worker, handle, target))
     if is_covered(path, target, dict(os.environ)):
         log.warning(
             "prefetchd: every kernel that vLLM's warm-up of Triton kernels used last time is in the cache: "
@@ -173,6 +165,22 @@ def _jit_pass(worker: Any, handle: Handle, settings: Settings, kernels: Any) -> 
                 "here: the next start goes through it as well"
             )
             forget_ledger(path)
+
+
+def _identity(worker: Any, handle: Handle, target: Target) -> Iterator[str]:
+    """All that decides which kernels a pass uses: those of another release lie in the cache as before."""
+    from vllm import envs
+
+    yield from (version("vllm"), worker.vllm_config.compute_hash(), str(worker.rank))
+    yield encode_profile(handle.profile).hex() if handle.profile is not None else ""
+    yield from (target.name, str(target.sm_count))
+    assert handle.client is not None
+    for _, fields in sorted(handle.client.hello().fingerprints.items()):
+        yield from (f"{name}={text}" for name, text in sorted(fields.items()) if name not in ROOT_FIELDS)
+    # vLLM's own variables choose kernels as well, and are in no configuration.
+    factors = getattr(envs, "compile_factors", None)
+    if callable(factors):
+        yield from (f"{name}={value}" for name, value in sorted(factors().items()))
 
 
 def _left_out(original: Callable[..., Any], *args: Any) -> None:

@@ -41,6 +41,7 @@ class Daemon:
         self.asked: list[set[tuple[int, int]]] = []
         self.guard = Guard()
         self.losses = 0
+        self.fingerprints = {"triton": {"triton.version": "3.6", "triton.root": "/cache"}}
 
     def states(self, wanted: dict[str, list[Any]], timeout_s: float) -> dict[str, tuple[State, ...]]:
         self.asked.append({(sweep.request.n, sweep.request.k) for sweep in wanted["deep_gemm"]})
@@ -48,7 +49,7 @@ class Daemon:
         return {} if state is None else {"deep_gemm": (state,) * len(wanted["deep_gemm"])}
 
     def hello(self) -> Any:
-        return SimpleNamespace(target=H200)
+        return SimpleNamespace(target=H200, fingerprints=self.fingerprints)
 
     def refresh(self) -> None: ...
     def universe(self, universe: object) -> None: ...
@@ -193,6 +194,30 @@ def test_pass_of_triton_kernels_is_left_out_once_all_it_used_is_there(engine: En
     """The first start notes what the pass used; the second, which finds all of it, does without it."""
     assert engine.start(lambda observer: observer.hit("triton", "KEY")) == PASS
     assert engine.start(lambda observer: None) == WITHOUT_PASS
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "steps"),
+    [("triton.version", "3.8", PASS), ("triton.root", "/elsewhere", WITHOUT_PASS)],
+)
+def test_pass_of_another_release_of_a_compiler_is_kept_though_the_kernels_of_before_are_there(
+    engine: Engine, handle: Handle, field: str, text: str, steps: list[str]
+) -> None:
+    engine.start(lambda observer: observer.hit("triton", "KEY"))
+    client: Any = handle.client
+    client.fingerprints["triton"][field] = text
+
+    assert engine.start(lambda observer: None) == steps
+
+
+def test_pass_is_kept_where_vllms_own_variables_choose_other_kernels(engine: Engine) -> None:
+    chosen = {"VLLM_USE_SOMETHING": "0"}
+    sys.modules["vllm.envs"].__dict__["compile_factors"] = lambda: chosen
+    engine.start(lambda observer: observer.hit("triton", "KEY"))
+    assert engine.start(lambda observer: None) == WITHOUT_PASS
+    chosen["VLLM_USE_SOMETHING"] = "1"
+
+    assert engine.start(lambda observer: None) == PASS
 
 
 def test_both_passes_are_kept_where_that_is_asked_for(

@@ -63,7 +63,7 @@ def show_stats(stats: Stats, console: Console) -> None:
     console.print(_view(stats))
     figures = _table("figures", "figure", "value")
     for name, value in sorted(stats.figures.items()):
-        figures.add_row(name, _number(value))
+        figures.add_row(_line(name), _number(value))
     console.print(figures)
 
 
@@ -79,7 +79,7 @@ def _view(stats: Stats) -> RenderableType:
     parts: list[RenderableType] = [_summary(stats), _queues(stats), _helpers(stats), _ranks(stats)]
     problems = [f"problem: {_line(text)}" for text in stats.tables.get("problems", ()) if text]
     found = stats.tables.get("mismatches", {})
-    mismatches = [f"mismatch: {name.strip()} ({count} ranks)" for name, count in found.items()]
+    mismatches = [f"mismatch: {_line(name.strip())} ({count} ranks)" for name, count in found.items()]
     return Group(*parts, *_replay(stats), *_helper_problems(stats), *mismatches, *problems)
 
 
@@ -120,10 +120,10 @@ def _helpers(stats: Stats) -> Table:
     table = _table("helpers", "helper", "state", "pid", "ranks", "traces", "restarts", "memory")
     for helper in stats.tables.get("helpers", ()):
         table.add_row(
-            str(helper["name"]),
+            _line(str(helper["name"])),
             str(helper["state"]),
             str(helper["pid"] or ""),
-            ", ".join(helper["ranks"]),
+            ", ".join(map(_line, helper["ranks"])),
             str(helper["traces"]),
             str(helper["restarts"]),
             f"{helper['rss_bytes'] / (1 << 20):.0f} MiB",
@@ -134,7 +134,7 @@ def _helpers(stats: Stats) -> Table:
 def _helper_problems(stats: Stats) -> list[str]:
     """Below the table, which has no room for sentences."""
     helpers = [helper for helper in stats.tables.get("helpers", ()) if helper["problem"]]
-    return [f"{helper['name']}: {_line(str(helper['problem']))}" for helper in helpers]
+    return [f"{_line(str(helper['name']))}: {_line(str(helper['problem']))}" for helper in helpers]
 
 
 def _ranks(stats: Stats) -> Table:
@@ -144,8 +144,8 @@ def _ranks(stats: Stats) -> Table:
     for rank, by_compiler in accounts.items():
         for compiler, counts in by_compiler.items():
             table.add_row(
-                rank,
-                compiler,
+                _line(rank),
+                _line(compiler),
                 *(str(counts[name]) for name in names),
                 ", ".join(f"{reason} {count}" for reason, count in counts["engine_compiles"].items()),
                 _number(sum(counts["engine_seconds"].values())),
@@ -162,7 +162,7 @@ def _table(title: str, *headings: str) -> Table:
 
 
 def _line(text: str) -> str:
-    """The first line of what may be a compiler's or an engine's own words."""
+    """The first line of what may be a compiler's or an engine's own words, or the name it gave itself."""
     return printable(text.partition("\n")[0], SHOWN_TEXT)
 
 

@@ -69,3 +69,20 @@ def test_words_of_others_are_shown_as_they_are_and_move_nothing(monkeypatch: pyt
     assert "sm90-0123456789ab: cannot import [/b] ?[2J" in done.output
     assert "Traceback" not in done.output
     assert "\x1b" not in done.output
+
+
+def test_names_that_engines_give_themselves_move_nothing() -> None:
+    name = "vllm\x1b]0;mine\x07/0"
+    tables = {
+        "helpers": [helper("none") | {"name": name, "ranks": [name]}],
+        "accounts": {name: {name: COUNTS | ENGINE}},
+        "mismatches": {name: 1},
+    }
+    console = Console(width=200, file=io.StringIO())
+    show_stats(Stats(id=1, instance="one", figures={name: 1}, tables=tables), console)
+
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert text.count("vllm?]0;mine?/0") == 7
+    assert "\x1b" not in text
+    assert "\x07" not in text

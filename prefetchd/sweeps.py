@@ -8,10 +8,11 @@ sweep is ascending), so nothing may be inferred from a sweep that was not asked 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator
 from functools import cache
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -57,6 +58,11 @@ class Sweep(msgspec.Struct, frozen=True):
         for span in self.values:
             for fields[field] in range(*span):
                 yield kind(**fields)
+
+    def holds(self, value: int) -> bool:
+        """Whether the field takes this value, for spans in their order; others may hide some."""
+        place = bisect_right(self.values, value, key=itemgetter(0)) - 1
+        return place >= 0 and value in range(*self.values[place])
 
     def label(self) -> str:
         """For people: `fp8_gemm_nt n=2112 k=7168 m=1..8192`; defaults are left out."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
@@ -79,7 +80,7 @@ class DeepGemmProvider(Provider):
         found = [
             Sweep(_at(request, ranges[0].start), tuple((r.start, r.stop, r.step) for r in ranges))
             for site, request in _templates(profile)
-            if (ranges := m_ranges(site, profile, limits.max_tokens))
+            if (ranges := sorted(m_ranges(site, profile, limits.max_tokens), key=attrgetter("start")))
         ]
         return [
             *found,

@@ -25,6 +25,8 @@ from prefetchd.trace import Failure
 # Tasks of one group. A universe is tens of sweeps, and what batches add are single requests; a request with
 # its task is about 1 KB.
 MAX_TASKS = 100_000
+# Of one site, those in which single requests are looked for. A model has one, ranks of other limits more.
+MAX_SWEEPS_OF_SITE = 64
 # A helper that died this often under a task is likely to die of it.
 MAX_CRASHES = 3
 
@@ -112,7 +114,7 @@ class TaskTable:
     def __init__(self) -> None:
         self.requests: dict[Request, Task] = {}
         self.sweeps: dict[Sweep, Task] = {}
-        self._sites: dict[Hashable, list[Task]] = {}
+        self._sites: dict[Hashable, dict[Task, None]] = {}
 
     def find(self, sweep: Sweep) -> Task | None:
         """The task of exactly this sweep."""
@@ -123,18 +125,19 @@ class TaskTable:
         if not self._sites:
             return []
         site, value = site_of(request)
-        return [
-            task
-            for task in self._sites.get(site, ())
-            if task.sweep is not None and any(value in range(*span) for span in task.sweep.values)
-        ]
+        if value is None:
+            return []
+        known = self._sites.get(site, {})
+        return [task for task in known if task.sweep is not None and task.sweep.holds(value)]
 
     def add(self, task: Task) -> None:
         """Files a task under its sweep."""
         assert task.sweep is not None
         if task.sweep.values:
             self.sweeps[task.sweep] = task
-            self._sites.setdefault(site_of(task.sweep.request)[0], []).append(task)
+            known = self._sites.setdefault(site_of(task.sweep.request)[0], {})
+            if len(known) < MAX_SWEEPS_OF_SITE:
+                known[task] = None
         else:
             self.requests[task.sweep.request] = task
 
@@ -146,9 +149,10 @@ class TaskTable:
             return
         del self.sweeps[task.sweep]
         site = site_of(task.sweep.request)[0]
-        self._sites[site].remove(task)
-        if not self._sites[site]:
-            del self._sites[site]
+        known = self._sites.get(site, {})
+        known.pop(task, None)
+        if not known:
+            self._sites.pop(site, None)
 
 
 class Universe:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from broker_world import COMPILER, PROVIDER, World, gemm, gemms, key_of
 
-from prefetchd.broker.tasks import MAX_CRASHES
+from prefetchd.broker.tasks import MAX_CRASHES, MAX_SWEEPS_OF_SITE
 from prefetchd.broker.trace_queue import MAX_BATCH
 from prefetchd.broker.types import Priority, TraceOrder
 from prefetchd.compilers.base import Job
@@ -280,3 +282,34 @@ def test_request_is_traced_when_nobody_wants_the_sweep_it_waits_for(parked: Worl
     parked.broker.detach("r1", 1, parked.now)
 
     assert order(parked).sweeps == (gemm(1),)
+
+
+@pytest.mark.parametrize(
+    ("m", "held"), [(1, True), (2, False), (0, False), (150_000 * 3 + 1, True), (900_000, False)]
+)
+def test_a_sweep_of_very_many_ranges_is_not_walked_to_find_a_request(m: int, held: bool) -> None:
+    looked: list[int] = []
+
+    class Spans(tuple[tuple[int, int, int], ...]):
+        def __iter__(self) -> Iterator[tuple[int, int, int]]:
+            for span in super().__iter__():
+                looked.append(span[0])
+                yield span
+
+    many = Spans((number * 3 + 1, number * 3 + 2, 1) for number in range(200_000))
+
+    assert Sweep(gemm(1).request, many).holds(m) is held
+    assert looked == []
+
+
+def test_only_so_many_sweeps_of_a_site_are_looked_through_and_each_can_be_forgotten(world: World) -> None:
+    many = [gemms(number, number + 99) for number in range(1, MAX_SWEEPS_OF_SITE + 10)]
+    world.plan("r0", *many)
+    table = world.broker._traces.group("group").table(PROVIDER)
+
+    assert len(table.covering(gemm(90).request)) == MAX_SWEEPS_OF_SITE
+    for sweep in many:
+        found = table.find(sweep)
+        assert found is not None
+        table.remove(found)
+    assert table.covering(gemm(90).request) == []

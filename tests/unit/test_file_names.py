@@ -1,4 +1,4 @@
-"""Files of tests have names of their own: pytest imports them by these, and refuses a second one of a name."""
+"""Files of tests have names of their own: pytest imports them by these and refuses a second one."""
 
 from __future__ import annotations
 

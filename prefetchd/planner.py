@@ -67,7 +67,7 @@ def holds(sweep: Sweep, request: Request) -> bool:
     if type(sweep.request) is not type(request) or field is None or not sweep.values:
         return sweep.request == request
     value = getattr(request, field)
-    if not any(value in range(*span) for span in sweep.values):
+    if not sweep.holds(value):
         return False
     return msgspec.structs.replace(sweep.request, **{field: value}) == request
 

@@ -97,10 +97,6 @@ class FlashInferCute(OwnCache[Kernel]):
             found["torch"] = metadata.version("torch")
         return {f"flashinfer_cute.{name}": value for name, value in found.items()}
 
-    def cache_root(self) -> Path:
-        """See `Compiler`."""
-        return self._root
-
     def prepare(self, scratch: Path) -> None:
         """See `Compiler`."""
         if self.fingerprint():

@@ -67,6 +67,8 @@ class OwnCache(ForkedCompiler, Generic[K]):
     kind: type[K]
     # What one of its compiles usually takes.
     usual_seconds: ClassVar[float]
+    # The library's directory.
+    _root: Path
 
     def __init__(self, target: Target, environment: Mapping[str, str]) -> None:
         self.target = target
@@ -74,6 +76,10 @@ class OwnCache(ForkedCompiler, Generic[K]):
             self.architecture = architecture_of(target, environment)
         except ValueError as error:
             raise CompilerUnavailable(str(error)) from error
+
+    def cache_root(self) -> Path:
+        """See `Compiler`."""
+        return self._root
 
     def job(self, kernel: K) -> Job:
         """The job that compiles a kernel."""

@@ -85,10 +85,6 @@ class QuackCute(OwnCache[Kernel]):
         found = {"quack": version, "root": str(self._root), "architecture": self.architecture, **versions()}
         return {f"quack_cute.{name}": value for name, value in found.items()}
 
-    def cache_root(self) -> Path:
-        """See `Compiler`."""
-        return self._root
-
     def prepare(self, scratch: Path) -> None:
         """See `Compiler`."""
         if self.fingerprint():

@@ -94,10 +94,6 @@ class FlashInferModules(OwnCache[Module]):
         found |= {"architecture": self.architecture, "root": str(self._root)}
         return {f"{self.name}.{name}": value for name, value in found.items()}
 
-    def cache_root(self) -> Path:
-        """See `Compiler`."""
-        return self._root
-
     def prepare(self, scratch: Path) -> None:
         """See `Compiler`."""
         if self.fingerprint():

@@ -6,6 +6,7 @@ KDA and Mamba2 kernels; requests arrive by a Poisson process. The arms, in turn,
     without  before it serves, the engine runs an aligned batch of new sequences and decode steps
     live     no warm-up; `prefetchd serve` started together with the engine, nothing known before
     ready    no warm-up; `prefetchd warm` before, with measured winners, and the daemon beside the engine
+    alone    the caches of `ready`, and nothing of prefetchd in the engine or beside it: what the machine does
 
     python bench/traffic_replay.py --winners FILE... [--seconds 60] [--rounds 3] [--arm ...] [--json FILE]
 
@@ -33,7 +34,11 @@ from tables.hybrid_sites import model_profile
 from tables.results import RESULTS, Run, append, described, load_average, real_nvcc
 from tables.scheduler import BUDGET
 
-ARMS = ("without", "live", "ready")
+ARMS = ("without", "live", "ready", "alone")
+WARMED = ("ready", "alone")
+ATTACHED = ("live", "ready")
+# Where nothing drains, as much is left out of the beginning as `ready` takes to drain.
+SETTLED_S = 6.0
 POLL_S = 0.1
 # The daemon's figures are asked for less often: a slow step is compared with when something was traced.
 LOOKS_A_FIGURE = 5
@@ -80,7 +85,7 @@ class Arm:
             nvcc = CountingNvcc(Path(place), real_nvcc())
             begun = time.time()
             engine = self._start_engine(nvcc, Path(place))
-            if self.name != "without":
+            if self.name in ATTACHED:
                 facts["daemon"] = self._beside_daemon(engine, Path(place), begun)
             wait_for_engine(engine, self._log)
             spans = nvcc.spans()
@@ -107,7 +112,7 @@ class Arm:
     def _prepare(self) -> dict[str, Any]:
         (self.folder / "triton").mkdir()
         self._profile.write_text(model_profile())
-        if self.name != "ready":
+        if self.name not in WARMED:
             return {}
         winners = self.folder / "winners.jsonl"
         winners.write_text("".join(path.read_text() for path in self.options.winners or ()))
@@ -137,14 +142,14 @@ class Arm:
             "rate": options.rate,
             "seconds": options.seconds,
             "warm_up": self.name == "without",
-            "attach": "" if self.name == "without" else str(self._profile),
+            "attach": str(self._profile) if self.name in ATTACHED else "",
             "result": str(self.folder / "result.json"),
         }
         (self.folder / "order.json").write_text(json.dumps(order))
 
     def _start_engine(self, nvcc: CountingNvcc, place: Path) -> subprocess.Popen[bytes]:
         variables = {**self._caches, "DG_JIT_NVCC_COMPILER": str(nvcc.path)}
-        if self.name != "without":
+        if self.name in ATTACHED:
             variables |= {"PREFETCHD": "1", "PREFETCHD_ENDPOINT": f"ipc://{place}/daemon"}
             # What it observes is no user's business.
             variables["PREFETCHD_LOG_DIR"] = str(place / "logs")
@@ -187,6 +192,8 @@ class Arm:
         serving = said["moments"]["serving"]
         drained = daemon.get("drained_s")
         since = None if drained is None else drained - (serving - begun)
+        if self.name == "alone":
+            since = SETTLED_S
         figures: dict[str, Any] = {
             "first_request_s": round(serving - begun, 2),
             "ttft_s": percentiles(said["ttft_s"]),
@@ -202,7 +209,8 @@ class Arm:
         if since is not None:
             figures["drained_after_serving_s"] = round(since, 2)
             figures["kinds_drained"] = by_kind([step for step in said["steps"] if step[0] > since])
-        raw = {"steps": said["steps"], "ttft_s": said["ttft_s"], "triton_compiles": said["compiles"]}
+        raw = {name: said[name] for name in ("columns", "steps", "ttft_s")}
+        raw["triton_compiles"] = said["compiles"]
         return {"device": said["device"], "figures": figures, "reason": said["reason"], "raw": raw}
 
 
@@ -227,7 +235,7 @@ def by_kind(steps: list[list[Any]]) -> dict[str, dict[str, float]]:
 
 def misses(arm: str, run: Run) -> list[str]:
     """The bar, as text, where an arm with prefetchd does not meet it."""
-    if arm == "without":
+    if arm not in ATTACHED:
         return []
     figures = run["figures"]
     if "kinds_drained" not in figures:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import sys
 import time
 from pathlib import Path
@@ -27,6 +28,12 @@ LAYERS = ("kda", "mamba", "kda", "kda") * 6
 # What engines run before they serve: short, aligned, new sequences, and decode steps of graphs' sizes.
 WARM_UP_PREFILL = (128,) * (BUDGET // 128)
 WARM_UP_DECODES = (1, 2, 4, 8, 16, 32, 48)
+# Of a step. `own_ms` is what its thread worked and `others_ms` what the process's other threads did,
+# `launched_ms` is until the last launch; `pace_ms` is a fixed piece of work right after the step, by which a
+# slow machine is told.
+COLUMNS = ("at_s", "kind", "ms", "tokens", "own_ms", "others_ms", "launched_ms", "taken_away", "pace_ms")
+# Some 0.1 ms where nothing is in the way, a hundredth of a step.
+PACE = range(5000)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -51,6 +58,8 @@ class Model:
 
         self.benchmarks, self.compiles = count_benchmarks(), count_compiles()
         self.torch, self.device = torch, torch.cuda.get_device_name()
+        # When the last kernel of the step was launched; what follows is waiting for the device.
+        self.launched = 0.0
         self._products = Products(BUDGET)
         self._mixers: dict[str, Any] = {
             "kda": Kda(BUDGET, MOST_RUNNING * DRAFTS),
@@ -67,6 +76,7 @@ class Model:
                     self._mixers[layer].prefill(lengths, states=states)
                 if decodes:
                     self._mixers[layer].decode(decodes)
+        self.launched = time.perf_counter()
         self.torch.cuda.synchronize()
 
     def suspend(self, decodes: int, leaving: int) -> None:
@@ -92,12 +102,21 @@ def batch_of(step: Step) -> Batch:
     )
 
 
-def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
-    """Steps until the time is over, and times to first token.
+def pace() -> float:
+    """Milliseconds of a fixed piece of work: what this core does just now, whatever the engine does."""
+    begun = time.perf_counter()
+    for _ in PACE:
+        pass
+    return (time.perf_counter() - begun) * 1e3
 
-    A step is its begin, kind, milliseconds and tokens, then the milliseconds that its thread worked and those
-    that the process's other threads did: so a slow machine is told from a thread that waits.
-    """
+
+def taken_away() -> int:
+    """How many times another thread of the machine was given this thread's core while it had work to do."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
+    """Steps until the time is over, and times to first token. A step has the fields of `COLUMNS`."""
     scheduler = Scheduler(arrivals(order.seed, order.rate))
     steps: list[list[Any]] = []
     # As engines do after their start: what lives on is no longer looked at by the garbage collector.
@@ -110,7 +129,7 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         if step is None:
             time.sleep(max(0.0, min(scheduler.next_arrival, order.seconds) - now))
             continue
-        worked, all_worked = time.thread_time(), time.process_time()
+        worked, all_worked, taken = time.thread_time(), time.process_time(), taken_away()
         if handle is not None:
             handle.on_schedule(batch_of(step))
         if step.kind == "suspend":
@@ -120,8 +139,10 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         ended = time.perf_counter() - begun
         scheduler.ended(step, ended)
         worked, all_worked = time.thread_time() - worked, time.process_time() - all_worked
-        times = [round(seconds * 1e3, 2) for seconds in (ended - now, worked, all_worked - worked)]
-        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:]])
+        seconds = (ended - now, worked, all_worked - worked, model.launched - begun - now)
+        times = [round(each * 1e3, 2) for each in seconds]
+        about = [taken_away() - taken, round(pace(), 3)]
+        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:], *about])
     over = time.perf_counter() - begun
     # Also those who came while the last step ran.
     scheduler.admit(over)
@@ -131,7 +152,7 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         for one in scheduler.sequences
     ]
     waiting = sum(one.first_token is None for one in scheduler.sequences)
-    return {"steps": steps, "ttft_s": first, "still_waiting": waiting}
+    return {"steps": steps, "columns": COLUMNS, "ttft_s": first, "still_waiting": waiting}
 
 
 def main(path: str) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,13 @@ LAYERS = ("kda", "mamba", "kda", "kda") * 6
 WARM_UP_PREFILL = (128,) * (BUDGET // 128)
 WARM_UP_DECODES = (1, 2, 4, 8, 16, 32, 48)
 # Of a step. `own_ms` is what its thread worked and `others_ms` what the process's other threads did,
-# `launched_ms` is until the last launch; `pace_ms` is a fixed piece of work right after the step, by which a
+# `launched_ms` is until the last launch, `ours_ms` is in the call of prefetchd, `collected_ms` in the garbage
+# collector and `waited_ms` for a core; `pace_ms` is a fixed piece of work right after the step, by which a
 # slow machine is told.
-COLUMNS = ("at_s", "kind", "ms", "tokens", "own_ms", "others_ms", "launched_ms", "taken_away", "pace_ms")
+COLUMNS = (
+    "at_s", "kind", "ms", "tokens", "own_ms", "others_ms", "launched_ms", "ours_ms", "collected_ms",
+    "waited_ms", "pace_ms",
+)  # fmt: skip
 # Some 0.1 ms where nothing is in the way, a hundredth of a step.
 PACE = range(5000)
 
@@ -110,15 +114,31 @@ def pace() -> float:
     return (time.perf_counter() - begun) * 1e3
 
 
-def taken_away() -> int:
-    """How many times another thread of the machine was given this thread's core while it had work to do."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+class Counted:
+    """Seconds of this thread so far that went neither into a step's kernels nor into waiting for them."""
+
+    def __init__(self) -> None:
+        self.ours = self.collected = 0.0
+        self._begun = 0.0
+        self._schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+        gc.callbacks.append(self._collecting)
+
+    def now(self) -> tuple[float, float, float]:
+        """In prefetchd's call, in the garbage collector, and ready to run without a core."""
+        return self.ours, self.collected, int(self._schedule.read_text().split()[1]) / 1e9
+
+    def _collecting(self, phase: str, _about: dict[str, int]) -> None:
+        if phase == "start":
+            self._begun = time.perf_counter()
+        else:
+            self.collected += time.perf_counter() - self._begun
 
 
 def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
     """Steps until the time is over, and times to first token. A step has the fields of `COLUMNS`."""
     scheduler = Scheduler(arrivals(order.seed, order.rate))
     steps: list[list[Any]] = []
+    counted = Counted()
     # As engines do after their start: what lives on is no longer looked at by the garbage collector.
     gc.collect()
     gc.freeze()
@@ -129,9 +149,12 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         if step is None:
             time.sleep(max(0.0, min(scheduler.next_arrival, order.seconds) - now))
             continue
-        worked, all_worked, taken = time.thread_time(), time.process_time(), taken_away()
+        before = counted.now()
+        worked, all_worked = time.thread_time(), time.process_time()
         if handle is not None:
+            called = time.perf_counter()
             handle.on_schedule(batch_of(step))
+            counted.ours += time.perf_counter() - called
         if step.kind == "suspend":
             model.suspend(len(step.decodes), len(step.leaving))
         else:
@@ -139,10 +162,10 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         ended = time.perf_counter() - begun
         scheduler.ended(step, ended)
         worked, all_worked = time.thread_time() - worked, time.process_time() - all_worked
-        seconds = (ended - now, worked, all_worked - worked, model.launched - begun - now)
+        more = (after - since for after, since in zip(counted.now(), before, strict=True))
+        seconds = (ended - now, worked, all_worked - worked, model.launched - begun - now, *more)
         times = [round(each * 1e3, 2) for each in seconds]
-        about = [taken_away() - taken, round(pace(), 3)]
-        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:], *about])
+        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:], round(pace(), 3)])
     over = time.perf_counter() - begun
     # Also those who came while the last step ran.
     scheduler.admit(over)

@@ -42,6 +42,7 @@ from prefetchd.cute.callers import compiles_kernels
 from prefetchd.cute.calls import Undescribable, function_of, perform
 from prefetchd.cute.canonical import Unkeyable, decode
 from prefetchd.cute.engine import settings_here
+from prefetchd.cute.fillers import may_fill
 from prefetchd.cute.fingerprint import (
     ARCHITECTURE_VARIABLE,
     architecture_of,
@@ -267,6 +268,9 @@ class CuteDsl(ForkedCompiler):
                     raise Undescribable("it has nothing compiled by the DSL")
                 perform(variant.call, self._packages)
             elif variant.call is not None:
+                function_of(variant.call.module, variant.call.function)
+                if not may_fill(site, variant.call.module):
+                    raise Undescribable(f"{variant.call.module} has nothing compiled by the DSL")
                 perform(variant.call)
             else:
                 raise CompilerUnavailable(

@@ -7,6 +7,8 @@ because only when the library puts it into its dict is it known whether that was
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +18,7 @@ import msgspec
 from prefetchd.cute.artifacts import Found, find
 from prefetchd.cute.calls import Call, Undescribable, describe_current
 from prefetchd.cute.canonical import Node
+from prefetchd.cute.fillers import filling_call, near
 from prefetchd.cute.homes import Site
 from prefetchd.cute.hooks import Place, unwrapped
 from prefetchd.cute.loading import load
@@ -45,13 +48,26 @@ class Reached(BaseException):
 
 
 class StandIn:
-    """In place of a compiled function. Launched, it does nothing; `run` is the compile it stands for."""
+    """In place of a compiled function. Launched, it does nothing; `run` is the compile it stands for.
 
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run = run
+    `call` is the library's that will put it into its dict, where that is known.
+    """
+
+    def __init__(self, run: Callable[[], Any], call: Call | None = None) -> None:
+        self.run, self.call = run, call
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """In place of the launch."""
+
+
+class _Missed(threading.local):
+    """Of this thread: the key that a dict was asked for and lacked, until it is given one."""
+
+    place: Place | None = None
+
+    def filling_call(self) -> Call | None:
+        """The call by which the running compile fills that dict, if it has a form."""
+        return filling_call(self.place.site, sys._getframe(1)) if self.place is not None else None
 
 
 class Left:
@@ -69,7 +85,8 @@ class Left:
 class Recorder:
     """Tracing: each keyed compile becomes a variant, once. Kept in a file too: a crashed trace goes on.
 
-    A compile without a name gives a stand-in, or is `left` to the library.
+    A compile without a name gives a stand-in, or is `left` to the library, unless it is for a dict and the
+    call that fills it has a form.
     """
 
     def __init__(
@@ -77,6 +94,7 @@ class Recorder:
     ) -> None:
         self.variants: dict[str, Variant] = {}
         self._left = left
+        self._missed = _Missed()
         self._path, self._architecture, self._name_of = path, architecture, name_of
         # The last line may be half a record: a crash came while it was written.
         for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
@@ -85,20 +103,25 @@ class Recorder:
 
     def look_up(self, place: Place) -> Any | None:
         """See `Mode`."""
+        self._missed.place = place
         return None
 
     def assigned(self, place: Place, value: Any) -> None:
         """See `Mode`."""
-        if isinstance(unwrapped(value), StandIn):
-            self._add(place, _call_of(place))
+        self._missed.place = None
+        stand_in = unwrapped(value)
+        if isinstance(stand_in, StandIn):
+            self._add(place, _call_of(place) or stand_in.call)
 
     def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
         """See `Mode`."""
         if place is not None:
             self._add(place, place.call)
-        elif self._left is not None:
+            return StandIn(run)
+        call = self._missed.filling_call()
+        if call is None and self._left is not None:
             return self._left.compile(subject, run)
-        return StandIn(run)
+        return StandIn(run, call)
 
     def unkeyable(self, site: Site, reason: str) -> None:
         """See `Mode`: what follows is a compile without a place, which the proof will call a miss."""
@@ -130,17 +153,24 @@ class Refuser:
 
     def __init__(self, root: Path, recorder: Recorder, left: Left | None = None) -> None:
         self._root, self._recorder, self._left = root, recorder, left
+        self._missed = _Missed()
 
     def look_up(self, place: Place) -> Any | None:
         """See `Mode`."""
-        return self._load(place)
+        found = self._load(place)
+        self._missed.place = place if found is None else None
+        return found
 
     def assigned(self, place: Place, value: Any) -> None:
         """See `Mode`."""
+        self._missed.place = None
 
     def compile(self, place: Place | None, subject: Any, run: Callable[[], Any]) -> Any:
         """See `Mode`."""
         if place is None and self._left is not None:
+            missed = self._missed.place
+            if missed is not None and self._missed.filling_call() is not None:
+                raise Miss(f"{missed.site.namespace} is not in {self._root} for {missed.key}")
             return self._left.compile(subject, run)
         if place is None:
             raise Miss(
@@ -218,4 +248,4 @@ def _call_of(place: Place) -> Call | None:
         call = describe_current()
     except Undescribable:
         return None
-    return call if call is not None and call.module == place.site.module else None
+    return call if call is not None and near(place.site, call.module) else None

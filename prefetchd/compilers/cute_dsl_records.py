@@ -3,8 +3,8 @@
 An engine's observer writes a variant as plain fields (`recorded`); a replay makes a variant of them again.
 In between lies a file that anyone may have written. The subtle rule: a record chooses among the places that
 this installation knows (`cute/homes.py` and the settings), among values with a canonical form, for a dict
-among the functions of that dict's own module, and else among the functions and objects of packages that are
-allowed. Nothing in it is a path, and no other module is reached.
+among the functions that may fill it (`cute/fillers.py`), and else among the functions and objects of
+packages that are allowed. Nothing in it is a path, and no other module is reached.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from prefetchd.compilers.base import NotRebuildable
 from prefetchd.compilers.cute_dsl_modes import Variant
 from prefetchd.cute.artifacts import is_name
 from prefetchd.cute.calls import Call
+from prefetchd.cute.fillers import near
 from prefetchd.cute.homes import Site, calling
 from prefetchd.cute.hooks import Place
 from prefetchd.kernel_packages import lies_in
@@ -73,9 +74,9 @@ def variant_of(
             f"rebuild.architecture: {variant.architecture[:32]!r}, and this target is {architecture}; replay "
             "it on the target it was recorded on"
         )
-    if site.kind == "dict" and (variant.call is None or variant.call.module != site.module):
+    if site.kind == "dict" and (variant.call is None or not near(site, variant.call.module)):
         raise NotRebuildable(
-            "rebuild.call: a key of a dict is compiled from a call of the dict's own module, and the record "
+            "rebuild.call: a key of a dict is compiled from a call of the dict's own package, and the record "
             "names none; trace its request instead"
         )
     return variant

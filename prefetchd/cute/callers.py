@@ -82,11 +82,12 @@ def compiles_kernels(function: Any, module: str) -> bool:
     That is a function that names a compile, in a module that imports the DSL or names its `cute.compile`.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and any("compile" in name for name in code.co_names) and _uses_dsl(module)
+    return code is not None and any("compile" in name for name in code.co_names) and uses_dsl(module)
 
 
 @lru_cache(maxsize=256)
-def _uses_dsl(module: str) -> bool:
+def uses_dsl(module: str) -> bool:
+    """Whether an imported module imports the DSL or names its `cute.compile`."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     try:
         return file.endswith(".py") and _USE.search(Path(file).read_text()) is not None

@@ -66,6 +66,12 @@ KNOWN: tuple[Site, ...] = (
     *_dicts(_TRT, _TRT_SOURCES, _fused_k123_cache=(2,), _akk_inv_cache=(2,), _k4p_cache=(0,)),
     *_dicts("cula.ops.kda.decode.cute", ("cula.ops.kda",), _compiled_kernels=()),
     *_dicts("sglang.jit_kernel.cutedsl_gdn", _compiled_kernels=()),
+    # Of its GDN for Hopper and of the prefills with context parallelism, which hand it their kernels.
+    *_dicts(
+        "flashinfer.gdn_kernels.delta_rule_dsl.custom_compile_cache",
+        ("flashinfer.gdn_kernels", "flashinfer.version"),
+        _in_mem_compile_cache=(),
+    ),
 )
 
 

@@ -13,13 +13,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from prefetchd.config import load_settings
 from prefetchd.cute.artifacts import find_root, names
-from prefetchd.cute.calls import Call, Fields, Global, Plain, Undescribable, describe
+from prefetchd.cute.calls import Call, Fields, Global, Plain
 from prefetchd.cute.engine import COMPILER, EngineMode, attach
+from prefetchd.cute.fillers import filling_call
 from prefetchd.cute.homes import sites
 from prefetchd.cute.hooks import Hooks, Place
 from prefetchd.cute.loading import preload
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("prefetchd")
 
-# A library is a few calls deep between its entry point and its dict.
-MAX_FRAMES = 64
 # Between the engine's call and the hooks: ours, the DSL's, and the null device's where that is there.
 BETWEEN = ("prefetchd", "cutlass")
 # As the observer has it: it names no compile.
@@ -145,7 +143,7 @@ class _Reports:
 
             call = place.call
             if place.site.kind == "dict":
-                call = call_of_module(place.site.module, sys._getframe(1))
+                call = filling_call(place.site, sys._getframe(1))
             return recorded(place, name, self._architecture(), call)
         except Exception as error:
             log.info("prefetchd: %s is recorded without what rebuilds it: %s", place.site.namespace, error)
@@ -182,36 +180,3 @@ def _shown(node: list[Any]) -> str:
     if node[0] == "f":
         return str(float.fromhex(node[1]))
     return str(node[1]) if len(node) > 1 else {"n": "None", "D": "device"}[node[0]]
-
-
-def call_of_module(module: str, frame: FrameType | None) -> Call | None:
-    """The outermost call of a function of this module that is running, as data; None if there is none.
-
-    Its arguments are what its frame's variables hold now; where the function has changed one since, what is
-    made from the record has another key and is refused.
-    """
-    found: FrameType | None = None
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            break
-        if frame.f_globals.get("__name__") == module and _is_function(frame):
-            found = frame
-        frame = frame.f_back
-    if found is None:
-        return None
-    code = found.f_code
-    count = code.co_argcount + code.co_kwonlyargcount
-    arguments = {name: found.f_locals[name] for name in code.co_varnames[:count] if name in found.f_locals}
-    try:
-        return describe(module, code.co_qualname, arguments)
-    except Undescribable as error:
-        log.info("prefetchd: a call of %s.%s is not kept: %s", module, code.co_qualname, error)
-        return None
-
-
-def _is_function(frame: FrameType) -> bool:
-    """Whether the frame runs a function that the module's name leads to, not a closure or a method."""
-    found: Any = frame.f_globals
-    for part in frame.f_code.co_qualname.split("."):
-        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
-    return getattr(found, "__code__", None) is frame.f_code

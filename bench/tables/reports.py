@@ -32,6 +32,7 @@ REPLAY_ARMS = {
     "without": "in-engine warm-up forward, no prefetchd",
     "live": "prefetchd started with the engine, nothing known before",
     "ready": "`prefetchd warm` with winners before",
+    "alone": "the same caches, nothing of prefetchd in or beside the engine",
 }
 
 

@@ -25,7 +25,6 @@ from prefetchd import post_import
 from prefetchd.cute.callers import caller_of, node_of
 from prefetchd.cute.calls import Call
 from prefetchd.cute.canonical import Node, Unkeyable, encode, text_of
-from prefetchd.cute.fillers import may_fill
 from prefetchd.cute.homes import Site, calling
 
 log = logging.getLogger("prefetchd")
@@ -161,7 +160,7 @@ class Hooks:
         self._mode = mode
         self._sites = tuple(places)
         self._packages = packages
-        self._dicts = tuple(site for site in self._sites if site.kind == "dict")
+        self._dict_modules = frozenset(site.module for site in self._sites if site.kind == "dict")
         self._scopes = _Scopes()
         self._undo: list[Callable[[], None]] = []
         self._active = True
@@ -286,7 +285,7 @@ class Hooks:
             return None
         # Ours and the compiler's are passed over.
         caller = caller_of(sys._getframe(1), self._packages)
-        if caller is None or any(may_fill(site, caller.call.module) for site in self._dicts):
+        if caller is None or caller.call.module in self._dict_modules:
             return None
         site = calling(caller.call.module, caller.call.function)
         try:

@@ -210,6 +210,17 @@ def test_module_with_a_known_dict_is_left_to_that_dict(library: Any) -> None:
     assert mode.places == [None]
 
 
+def test_known_dict_elsewhere_in_the_package_takes_no_other_modules_compiles(library: Any) -> None:
+    mode = Kept()
+    package = Site("dict", "owning_library.elsewhere", "kept", PACKAGES)
+    hooks = Hooks(mode, [package], PACKAGES)
+    hooks.install()
+    library.owner.compile(library.Key(8))
+    hooks.remove()
+
+    assert [place.site.kind for place in mode.places if place is not None] == ["call"]
+
+
 @pytest.mark.parametrize(
     "argument",
     [

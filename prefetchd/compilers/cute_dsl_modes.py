@@ -170,7 +170,7 @@ class Refuser:
         if place is None and self._left is not None:
             missed = self._missed.place
             if missed is not None and self._missed.filling_call() is not None:
-                raise Miss(f"{missed.site.namespace} is not in {self._root} for {missed.key}")
+                raise self._miss(missed)
             return self._left.compile(subject, run)
         if place is None:
             raise Miss(
@@ -179,7 +179,7 @@ class Refuser:
         found = self._load(place)
         if found is None:
             self._recorder.compile(place, subject, run)
-            raise Miss(f"{place.site.namespace} is not in {self._root} for {place.key}")
+            raise self._miss(place)
         return found
 
     def unkeyable(self, site: Site, reason: str) -> None:
@@ -187,6 +187,9 @@ class Refuser:
 
     def installed(self, site: Site) -> None:
         """See `Mode`."""
+
+    def _miss(self, place: Place) -> Miss:
+        return Miss(f"{place.site.namespace} is not in {self._root} for {place.key}")
 
     def _load(self, place: Place) -> Any | None:
         found: Found | None = find(self._root, self._recorder._name_of(place))

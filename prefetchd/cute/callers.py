@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from prefetchd.cute.calls import Call, Undescribable, describe
+from prefetchd.cute.calls import Call, Undescribable
 from prefetchd.cute.canonical import Node, Unkeyable, encode
+from prefetchd.cute.frames import call_of, layers_of, module_of, takes_any_number
 from prefetchd.cute.homes import COMPANIONS
 from prefetchd.cute.subjects import digest_of
 from prefetchd.kernel_packages import lies_in
@@ -51,7 +52,7 @@ def caller_of(frame: FrameType | None, packages: tuple[str, ...]) -> Caller | No
     for _ in range(MAX_FRAMES):
         if frame is None:
             break
-        module = str(frame.f_globals.get("__name__") or "")
+        module = module_of(frame)
         if lies_in(module, packages):
             found = _called(frame, module, packages)
             if found is not None:
@@ -96,33 +97,14 @@ def uses_dsl(module: str) -> bool:
 
 
 def _called(frame: FrameType, module: str, packages: tuple[str, ...]) -> Caller | None:
-    code = frame.f_code
-    if code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS):
+    if takes_any_number(frame):
         return None
-    layers = _layers(frame)
+    layers = layers_of(frame)
     if not layers or not compiles_kernels(layers[0], module):
         return None
-    count = code.co_argcount + code.co_kwonlyargcount
-    arguments = {name: frame.f_locals[name] for name in code.co_varnames[:count] if name in frame.f_locals}
-    if len(arguments) != count:
-        return None
     try:
-        call = describe(module, code.co_qualname, arguments, packages)
+        call = call_of(frame, packages)
     except Undescribable as error:
-        log.debug("prefetchd: %s.%s cannot be called again: %s", module, code.co_qualname, error)
+        log.debug("prefetchd: %s.%s cannot be called again: %s", module, frame.f_code.co_qualname, error)
         return None
     return Caller(call, any(hasattr(layer, "cache_parameters") for layer in layers))
-
-
-def _layers(frame: FrameType) -> list[Any]:
-    """What the function's name leads to, from outside in, if that is the frame's function; else nothing."""
-    found: Any = frame.f_globals
-    for part in frame.f_code.co_qualname.split("."):
-        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
-    layers: list[Any] = []
-    while found is not None and len(layers) < MAX_FRAMES:
-        layers.append(found)
-        if getattr(found, "__code__", None) is frame.f_code:
-            return layers
-        found = getattr(found, "__wrapped__", None)
-    return []

@@ -8,13 +8,13 @@ record of such a call is a stranger's data later, so here and there the same mod
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Iterator
 from types import FrameType
 
 from prefetchd.cute.callers import uses_dsl
-from prefetchd.cute.calls import Call, Undescribable, describe
+from prefetchd.cute.calls import Call, Undescribable
+from prefetchd.cute.frames import call_of, layers_of, module_of, takes_any_number
 from prefetchd.cute.homes import Site
 from prefetchd.kernel_packages import lies_in
 
@@ -35,43 +35,23 @@ def may_fill(site: Site, module: str) -> bool:
 
 
 def filling_call(site: Site, frame: FrameType | None) -> Call | None:
-    """The call that is running and will fill the site's dict, as data; None if there is none that has a form.
-
-    Its arguments are what its frame's variables hold now; where the function has changed one since, what is
-    made from the record has another key and is refused.
-    """
-    running = [each for each in _functions(frame) if may_fill(site, _module(each))]
-    own = [each for each in running if _module(each) == site.module]
+    """The call that is running and will fill the site's dict, as data; None if none has a form."""
+    running = [each for each in _functions(frame) if may_fill(site, module_of(each))]
+    own = [each for each in running if module_of(each) == site.module]
     for found in reversed(own or running):
-        code = found.f_code
-        count = code.co_argcount + code.co_kwonlyargcount
-        arguments = {
-            name: found.f_locals[name] for name in code.co_varnames[:count] if name in found.f_locals
-        }
         try:
-            return describe(_module(found), code.co_qualname, arguments)
+            return call_of(found)
         except Undescribable as error:
-            log.info("prefetchd: a call of %s.%s is not kept: %s", _module(found), code.co_qualname, error)
+            name = f"{module_of(found)}.{found.f_code.co_qualname}"
+            log.info("prefetchd: a call of %s is not kept: %s", name, error)
     return None
 
 
 def _functions(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of functions that can be called again by name and arguments, from inside out."""
+    """The frames of functions that their names lead to, no closures or methods, from inside out."""
     for _ in range(MAX_FRAMES):
         if frame is None:
             return
-        if not frame.f_code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) and _is_function(frame):
+        if not takes_any_number(frame) and len(layers_of(frame)) == 1:
             yield frame
         frame = frame.f_back
-
-
-def _module(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__") or "")
-
-
-def _is_function(frame: FrameType) -> bool:
-    """Whether the frame runs a function that the module's name leads to, not a closure or a method."""
-    found: object = frame.f_globals
-    for part in frame.f_code.co_qualname.split("."):
-        found = found.get(part) if isinstance(found, dict) else getattr(found, part, None)
-    return getattr(found, "__code__", None) is frame.f_code

@@ -175,13 +175,20 @@ def serve(mode: Any, library: Any, function: str) -> None:
     mode.assigned(PLACE, next(iter(library.cache.kept.values())))
 
 
+@pytest.fixture
+def left() -> Left:
+    return Left()
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, left: Left) -> Recorder:
+    return Recorder(tmp_path / "variants", "sm_90a", lambda place: NAME, left)
+
+
 @pytest.mark.usefixtures("described")
 def test_bake_makes_kernels_of_a_dict_whose_call_has_a_form_and_proves_them(
-    library: Any, tmp_path: Path
+    library: Any, tmp_path: Path, recorder: Recorder, left: Left
 ) -> None:
-    left = Left()
-    recorder = Recorder(tmp_path / "variants", "sm_90a", lambda place: NAME, left)
-
     serve(recorder, library, "outer")
 
     (variant,) = recorder.variants.values()
@@ -195,11 +202,8 @@ def test_bake_makes_kernels_of_a_dict_whose_call_has_a_form_and_proves_them(
 
 @pytest.mark.usefixtures("described")
 def test_bake_leaves_kernels_of_a_dict_whose_call_has_no_form_to_the_engine(
-    library: Any, tmp_path: Path
+    library: Any, tmp_path: Path, recorder: Recorder, left: Left
 ) -> None:
-    left = Left()
-    recorder = Recorder(tmp_path / "variants", "sm_90a", lambda place: NAME, left)
-
     for mode in (recorder, Refuser(tmp_path, recorder, left)):
         serve(mode, library, "unkeepable")
         assert library.cache.kept == {1: "compiled"}

@@ -8,11 +8,15 @@ does for the tokens. Only the arms with prefetchd attach. Prints nothing; its fi
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import itertools
 import json
+import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +35,11 @@ WARM_UP_DECODES = (1, 2, 4, 8, 16, 32, 48)
 # Of a step. `own_ms` is what its thread worked and `others_ms` what the process's other threads did,
 # `launched_ms` is until the last launch, `ours_ms` is in the call of prefetchd, `collected_ms` in the garbage
 # collector and `waited_ms` for a core; `pace_ms` is a fixed piece of work right after the step, by which a
-# slow machine is told.
+# slow machine is told, and `stolen_ms` what the host has given of this core to others, which the thread
+# counts as worked.
 COLUMNS = (
     "at_s", "kind", "ms", "tokens", "own_ms", "others_ms", "launched_ms", "ours_ms", "collected_ms",
-    "waited_ms", "pace_ms",
+    "waited_ms", "pace_ms", "stolen_ms",
 )  # fmt: skip
 # Some 0.1 ms where nothing is in the way, a hundredth of a step.
 PACE = range(5000)
@@ -134,11 +139,35 @@ class Counted:
             self.collected += time.perf_counter() - self._begun
 
 
+class Stolen:
+    """What the host has given to others of the cores that this thread ran on, as the kernel counts it."""
+
+    TICK_MS = 1e3 / os.sysconf("SC_CLK_TCK")
+
+    def __init__(self) -> None:
+        self._core_now: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
+        self._seen, self._core = self._counted(), self._core_now()
+
+    def since(self) -> float:
+        """Milliseconds since the last call, in whole ticks."""
+        counted, core = self._counted(), self._core_now()
+        ticks = sum(counted[each] - self._seen[each] for each in {core, self._core})
+        self._seen, self._core = counted, core
+        return ticks * self.TICK_MS
+
+    @staticmethod
+    def _counted() -> dict[int, int]:
+        """Ticks by core; the eighth figure of its line is what was stolen."""
+        lines = Path("/proc/stat").read_text().splitlines()[1:]
+        of_cores = [line.split() for line in itertools.takewhile(lambda line: line.startswith("cpu"), lines)]
+        return {int(fields[0][3:]): int(fields[8]) for fields in of_cores}
+
+
 def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
     """Steps until the time is over, and times to first token. A step has the fields of `COLUMNS`."""
     scheduler = Scheduler(arrivals(order.seed, order.rate))
     steps: list[list[Any]] = []
-    counted = Counted()
+    counted, stolen = Counted(), Stolen()
     # As engines do after their start: what lives on is no longer looked at by the garbage collector.
     gc.collect()
     gc.freeze()
@@ -165,7 +194,8 @@ def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
         more = (after - since for after, since in zip(counted.now(), before, strict=True))
         seconds = (ended - now, worked, all_worked - worked, model.launched - begun - now, *more)
         times = [round(each * 1e3, 2) for each in seconds]
-        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:], round(pace(), 3)])
+        of_core = round(pace(), 3), stolen.since()
+        steps.append([round(now, 3), step.kind, times[0], step.tokens, *times[1:], *of_core])
     over = time.perf_counter() - begun
     # Also those who came while the last step ran.
     scheduler.admit(over)

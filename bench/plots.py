@@ -16,7 +16,7 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from tables.reports import CONTACT_ARMS, FAMILIES, REPLAY_ARMS, TRAFFIC_ARMS
+from tables.reports import CONTACT_ARMS, FAMILIES, REPLAY_ARMS, TRAFFIC_ARMS, compile_walls
 from tables.results import RESULTS
 from tables.rows import Stored
 
@@ -89,15 +89,15 @@ def traffic_replay(stored: Stored) -> Figure | None:
 
 def scaling(stored: Stored) -> Figure | None:
     """Compile wall over cores beside its bound, and the helper's memory over traces."""
-    runs = stored.all("scaling", part="compile")
+    walls = compile_walls(stored)
     memory = stored.latest("scaling", part="memory")
-    if not runs:
+    if not walls:
         return None
     figure, (left, right) = plt.subplots(1, 2, figsize=(WIDTH, 3), layout="constrained")
-    rows = {row["cores"]: row for run in runs for row in run["figures"]["walls"]}
-    cores = sorted(rows)
-    left.plot(cores, [rows[count]["wall_s"] for count in cores], "o-", label="measured")
-    left.plot(cores, [rows[count]["bound_s"] for count in cores], "x--", label="max(CPU s / cores, longest)")
+    for color, (machine, rows) in zip(itertools.cycle(("C0", "C1", "C2")), walls.items(), strict=False):
+        times, bounds = ([row[name] for row in rows.values()] for name in ("wall_s", "bound_s"))
+        left.plot(list(rows), times, "o-", color=color, label=f"measured, machine with {machine}")
+        left.plot(list(rows), bounds, "x--", color=color, label="max(CPU s / cores, longest)")
     left.set_xscale("log", base=2)
     left.set_yscale("log")
     left.set_xlabel("cores", fontsize=8)

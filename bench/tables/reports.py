@@ -148,7 +148,8 @@ def _replay_cells(run: dict[str, Any]) -> list[object]:
 
 def scaling(stored: Stored) -> str:
     """One line for each part that was measured."""
-    lines = [one for one in (_compile(stored), _trace(stored), _broker(stored), _hit(stored)) if one]
+    lines = _compile(stored)
+    lines += [one for one in (_trace(stored), _broker(stored), _hit(stored)) if one]
     lines += [one for one in (_step(stored), _call(stored), _launch(stored), _memory(stored)) if one]
     return table(("what", "result", "cores"), lines)
 
@@ -157,17 +158,25 @@ def _part(stored: Stored, part: str) -> dict[str, Any] | None:
     return stored.latest("scaling", part=part)
 
 
-def _compile(stored: Stored) -> list[object]:
-    """Each number of cores from the last run that has it: a machine has as many as it has."""
-    rows = {
-        row["cores"]: row for run in stored.all("scaling", part="compile") for row in run["figures"]["walls"]
-    }
-    if not rows:
-        return []
-    cells = [f"{count}: {seconds(row['wall_s'])} ({row['ratio']:.2f})" for count, row in sorted(rows.items())]
-    jobs = stored.all("scaling", part="compile")[-1]["figures"]["jobs"]
-    what = f"compile phase of {jobs} nvcc jobs by cores (in brackets against max(CPU s / cores, longest))"
-    return [what, "; ".join(cells), ", ".join(map(str, sorted(rows)))]
+def compile_walls(stored: Stored) -> dict[str, dict[int, dict[str, Any]]]:
+    """By machine, each number of cores from the last run that has it: a machine has as many as it has."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in stored.all("scaling", part="compile"):
+        machine = run["machine"]["gpu"].partition(",")[0] or "no GPU"
+        jobs = {"jobs": run["figures"]["jobs"]}
+        found.setdefault(machine, {}).update({row["cores"]: row | jobs for row in run["figures"]["walls"]})
+    return {machine: dict(sorted(rows.items())) for machine, rows in found.items()}
+
+
+def _compile(stored: Stored) -> list[list[object]]:
+    """A line for each machine, since cores are not alike."""
+    lines: list[list[object]] = []
+    for machine, rows in compile_walls(stored).items():
+        jobs = " or ".join(sorted({str(row["jobs"]) for row in rows.values()}))
+        what = f"compile phase of {jobs} nvcc jobs by cores (in brackets against max(CPU s / cores, longest))"
+        cells = [f"{count}: {seconds(row['wall_s'])} ({row['ratio']:.2f})" for count, row in rows.items()]
+        lines.append([f"{what}, machine with {machine}", "; ".join(cells), ", ".join(map(str, rows))])
+    return lines
 
 
 def _trace(stored: Stored) -> list[object]:

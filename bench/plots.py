@@ -82,8 +82,10 @@ def traffic_replay(stored: Stored) -> Figure | None:
     axes.set_xscale("log")
     axes.set_xlabel("time to first token, seconds", fontsize=8)
     axes.set_ylabel("share of requests", fontsize=8)
+    # Who came just before the end has waited for next to nothing, and is no reason for four decades.
+    axes.set_xlim(left=1e-2)
     if seen:
-        axes.legend(fontsize=7)
+        figure.legend(fontsize=7, loc="outside upper center", ncols=2)
     return figure if seen else None
 
 
@@ -99,6 +101,7 @@ def scaling(stored: Stored) -> Figure | None:
         left.plot(list(rows), times, "o-", color=color, label=f"measured, machine with {machine}")
         left.plot(list(rows), bounds, "x--", color=color, label="max(CPU s / cores, longest)")
     left.set_xscale("log", base=2)
+    left.xaxis.set_major_formatter("{x:.0f}")
     left.set_yscale("log")
     left.set_xlabel("cores", fontsize=8)
     left.set_ylabel("seconds", fontsize=8)
@@ -106,7 +109,7 @@ def scaling(stored: Stored) -> Figure | None:
     if memory:
         traces, megabytes = zip(*memory["figures"]["traces_and_mb"], strict=True)
         right.plot(traces, megabytes)
-        right.set_ylim(bottom=0)
+        right.set_ylim(0, 1.2 * max(megabytes))
     right.set_xlabel("traces", fontsize=8)
     right.set_ylabel("helper's resident MB", fontsize=8)
     return figure

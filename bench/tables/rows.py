@@ -152,15 +152,20 @@ def _firsts(engine: dict[str, Any]) -> str:
 
 
 def replayed_traffic(stored: Stored) -> Row:
-    names = {"without": "warm-up in the engine, no prefetchd", "ready": "`prefetchd warm` before"}
+    names = {
+        "without": "warm-up in the engine, no prefetchd",
+        "live": "prefetchd beside, nothing known before",
+        "ready": "`prefetchd warm` before",
+    }
     cells = []
     for arm, name in names.items():
         if run := stored.latest("traffic_replay", arm=arm):
             figures, ttft = run["figures"], run["figures"]["ttft_s"]
-            times = (ttft["p50"], ttft["p99"], figures["longest_step_s"])
+            times = (figures["first_request_s"], ttft["p50"], ttft["p99"], figures["longest_step_s"])
             cells.append(f"{name}: " + ", ".join(map(seconds, times)))
     return Row(
-        "H200, a hybrid model's kernels under traffic: time to first token p50 and p99, longest step",
+        "H200, a hybrid model's kernels under traffic from its first minute: start until the first request, time to "
+        "first token p50 and p99, longest step",
         "; ".join(cells) or "-",
         "`python bench/traffic_replay.py` ([all arms](docs/benchmarks.md))",
     )

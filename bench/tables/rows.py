@@ -164,8 +164,8 @@ def replayed_traffic(stored: Stored) -> Row:
             times = (figures["first_request_s"], ttft["p50"], ttft["p99"], figures["longest_step_s"])
             cells.append(f"{name}: " + ", ".join(map(seconds, times)))
     return Row(
-        "H200, a hybrid model's kernels under traffic from its first minute: start until the first request, time to "
-        "first token p50 and p99, longest step",
+        "H200, a hybrid model's kernels under traffic from its first minute: start until the first request, "
+        "time to first token p50 and p99, longest step",
         "; ".join(cells) or "-",
         "`python bench/traffic_replay.py` ([all arms](docs/benchmarks.md))",
     )

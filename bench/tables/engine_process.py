@@ -12,6 +12,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from prefetchd.targets import TargetError, probe_target
+
 BENCH = Path(__file__).parents[1]
 # Nothing here takes longer; an engine that does hangs.
 LIMIT_S = 1800.0
@@ -19,6 +21,18 @@ LIMIT_S = 1800.0
 
 class EngineFailed(Exception):
     """The engine's process did not end well; the text has the end of what it said."""
+
+
+def need_gpu(null: str) -> None:
+    """Ends the program with status 2, before anything is prepared, where its engines would find no GPU."""
+    if null:
+        return
+    try:
+        probe_target()
+    except TargetError as error:
+        reason = str(error).partition(";")[0]
+        print(f"needs a real GPU: {reason}; --null h200 tries the script without one", file=sys.stderr)
+        sys.exit(2)
 
 
 def start_engine(

@@ -139,35 +139,35 @@ class Counted:
             self.collected += time.perf_counter() - self._begun
 
 
+def stolen_ticks() -> dict[int, int]:
+    """By core, what the host has given to others, as the kernel counts it: the eighth figure of its line."""
+    lines = Path("/proc/stat").read_text().splitlines()[1:]
+    of_cores = [line.split() for line in itertools.takewhile(lambda line: line.startswith("cpu"), lines)]
+    return {int(fields[0][3:]): int(fields[8]) for fields in of_cores}
+
+
 class Stolen:
-    """What the host has given to others of the cores that this thread ran on, as the kernel counts it."""
+    """What the host has given to others of the cores that this thread ran on."""
 
     TICK_MS = 1e3 / os.sysconf("SC_CLK_TCK")
 
-    def __init__(self) -> None:
-        self._core_now: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
-        self._seen, self._core = self._counted(), self._core_now()
+    def __init__(self, ticks: Callable[[], dict[int, int]], core: Callable[[], int]) -> None:
+        self._ticks_now, self._core_now = ticks, core
+        self._ticks, self._core = ticks(), core()
 
     def since(self) -> float:
         """Milliseconds since the last call, in whole ticks."""
-        counted, core = self._counted(), self._core_now()
-        ticks = sum(counted[each] - self._seen[each] for each in {core, self._core})
-        self._seen, self._core = counted, core
-        return ticks * self.TICK_MS
-
-    @staticmethod
-    def _counted() -> dict[int, int]:
-        """Ticks by core; the eighth figure of its line is what was stolen."""
-        lines = Path("/proc/stat").read_text().splitlines()[1:]
-        of_cores = [line.split() for line in itertools.takewhile(lambda line: line.startswith("cpu"), lines)]
-        return {int(fields[0][3:]): int(fields[8]) for fields in of_cores}
+        ticks, core = self._ticks_now(), self._core_now()
+        stolen = sum(ticks[each] - self._ticks[each] for each in {core, self._core})
+        self._ticks, self._core = ticks, core
+        return stolen * self.TICK_MS
 
 
 def serve(model: Model, order: Order, handle: Any) -> dict[str, Any]:
     """Steps until the time is over, and times to first token. A step has the fields of `COLUMNS`."""
     scheduler = Scheduler(arrivals(order.seed, order.rate))
     steps: list[list[Any]] = []
-    counted, stolen = Counted(), Stolen()
+    counted, stolen = Counted(), Stolen(stolen_ticks, ctypes.CDLL(None).sched_getcpu)
     # As engines do after their start: what lives on is no longer looked at by the garbage collector.
     gc.collect()
     gc.freeze()

@@ -11,6 +11,8 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
+import deep_gemm_traffic
+import first_contact
 import traffic_replay
 from tables import engine_process
 from tables.replay_engine import Stolen, stolen_ticks
@@ -19,6 +21,44 @@ from tables.results import append
 from tables.rows import Stored
 
 from prefetchd.targets import TargetError
+
+
+def served(*, stalls: int = 0, nvcc: int = 0, first_s: float = 4.0, **daemon: float) -> dict[str, Any]:
+    """A run of table 1's live arm: 320 CPU seconds on 16 cores and a helper up after 8 s: a bar of 32 s."""
+    figures = {"every_m": {"stalls": stalls, "nvcc_starts": nvcc}, "first_request_s": first_s}
+    found = {"compile_cpu_s": 320.0, "helper_up_s": 8.0, "drained_s": 31.9, "held_gpu": 0.0, **daemon}
+    return {"figures": figures, "daemon": found, "machine": {"cores": 16}}
+
+
+@pytest.mark.parametrize(
+    ("run", "missed"),
+    [
+        (served(), ""),
+        (served(stalls=1), "live: 1 stalls, 0 nvcc starts after ready"),
+        (served(nvcc=2), "live: 0 stalls, 2 nvcc starts after ready"),
+        (served(first_s=5.1), "live: the first request is served 1.10 s later than with nothing"),
+        (served(drained_s=32.1), "live: drained after 32.1 s, bar 32.0 s"),
+        (served(held_gpu=1.0), "live: a process of the daemon has opened the GPU"),
+    ],
+)
+def test_each_bar_of_table_1_can_be_missed(run: dict[str, Any], missed: str) -> None:
+    nothing = {"figures": {"first_request_s": 4.0}}
+    assert deep_gemm_traffic.misses("live", run, nothing=nothing) == [missed][: bool(missed)]
+    assert deep_gemm_traffic.misses("nothing", {"figures": {}}, nothing=None) == []
+
+
+def test_a_helper_that_was_never_seen_up_makes_table_1_no_looser() -> None:
+    run = served(drained_s=24.1)
+    del run["daemon"]["helper_up_s"]
+    assert deep_gemm_traffic.misses("live", run, nothing=None) == ["live: drained after 24.1 s, bar 24.0 s"]
+
+
+@pytest.mark.parametrize("worse", [{"seconds": 1.0}, {"compiles": 1}, {"benchmarks": 1}])
+def test_each_bar_of_table_2_can_be_missed(worse: dict[str, float]) -> None:
+    good = {"seconds": 0.99, "compiles": 0, "benchmarks": 0}
+    assert first_contact.misses("kda", "winners", {"aligned": good, "ragged": good}) == []
+    (missed,) = first_contact.misses("kda", "winners", {"aligned": good, "ragged": {**good, **worse}})
+    assert missed.startswith("kda, ragged:")
 
 
 def replayed(*milliseconds: float, kind: str = "decode") -> dict[str, Any]:
